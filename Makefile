@@ -1,0 +1,30 @@
+# Two commands do everything on a bare machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP := .venv/.set-up
+
+.PHONY: demo test check format clean
+
+demo: $(SETUP)  ## meta-train on sinusoids for about a minute; pictures in runs/demo/
+	$(BIN)/ibaml demo
+
+test: $(SETUP) check  ## every check and every test
+	$(BIN)/pytest
+
+check: $(SETUP)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(SETUP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(SETUP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $(SETUP)
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

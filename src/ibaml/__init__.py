@@ -1,0 +1,54 @@
+"""Implicit Bayesian meta-learning: learn a prior over a network's weights from many small tasks.
+
+>>> import ibaml, torch
+>>> learner = ibaml.methods.ibaml(ibaml.nn.mlp(1, 1), steps=5, samples=4)
+>>> batch = ibaml.tasks.Sinusoids().batch(seed=0, keys=range(8), support=5, query=10)
+>>> learner(batch).backward()
+"""
+
+from ibaml import linalg, methods, nn, objectives, tasks
+from ibaml._version import __version__
+from ibaml.curvature import Curvature
+from ibaml.diagnostics import Diagnostics
+from ibaml.energy import Categorical, Gaussian, Likelihood
+from ibaml.gradient import FirstOrder, Implicit, Record, Reptile, Unrolled, implicit_solve
+from ibaml.learner import MetaLearner
+from ibaml.linalg import ConjugateGradient, Dense, Neumann, Reason
+from ibaml.objectives import Abml, PredictiveNll, QueryNll
+from ibaml.posterior import Posterior
+from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
+from ibaml.tasks import TaskBatch
+
+__all__ = [
+    "Abml",
+    "Adam",
+    "Categorical",
+    "ConjugateGradient",
+    "Curvature",
+    "Dense",
+    "Diagnostics",
+    "FirstOrder",
+    "Gaussian",
+    "GradientDescent",
+    "Implicit",
+    "Likelihood",
+    "MetaLearner",
+    "NaturalDescent",
+    "Neumann",
+    "NewtonCG",
+    "Posterior",
+    "PredictiveNll",
+    "QueryNll",
+    "Reason",
+    "Record",
+    "Reptile",
+    "TaskBatch",
+    "Unrolled",
+    "__version__",
+    "implicit_solve",
+    "linalg",
+    "methods",
+    "nn",
+    "objectives",
+    "tasks",
+]

@@ -1,0 +1,222 @@
+"""Which H the implicit rule inverts, and the mixed derivative G that goes with it.
+
+All three are  H = C + (1 + μ)·P  with C a curvature of the loss, P the diagonal Hessian of the
+prior's penalty and μ the damping:
+
+    energy   C the Hessian of the loss: H is the Hessian of E, nothing substituted
+    ggn      C the generalised Gauss–Newton matrix JᵀΛJ, positive semi-definite for a convex loss
+    lemma    the paper's Lemma 1, in (m, d), where stationarity was substituted into H and G
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from ibaml.energy import Energy, TaskEnergy, detached
+from ibaml.weights import DiagonalGaussian
+
+Kind = Literal["energy", "ggn", "lemma"]
+Block = Literal["all", "mean"]
+KINDS: tuple[Kind, ...] = ("energy", "ggn", "lemma")
+BLOCKS: tuple[Block, ...] = ("all", "mean")
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """The choice of H.
+
+    Args:
+        kind: ``"energy"``, ``"ggn"`` or ``"lemma"``.
+        damping: μ ≥ 0, relative to the prior's precision P. It enters both factors of the prior's
+            gradient, so that μ → ∞ is the first-order rule in the mean. For an energy without a
+            prior (`implicit_solve`) it is absolute: H + μI.
+        block: ``"mean"`` lets C act on the means alone; the log-variance block of H is then P's.
+    """
+
+    kind: Kind = "ggn"
+    damping: float = 0.0
+    block: Block = "all"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"curvature must be one of {KINDS}, got {self.kind!r}")
+        if not self.damping >= 0:
+            raise ValueError(f"damping must be 0 or more, got {self.damping}")
+        if self.block not in BLOCKS:
+            raise ValueError(f"block must be one of {BLOCKS}, got {self.block!r}")
+
+    def at(self, energy: Energy, v: Tensor, wanted: Sequence[int] = ()) -> Linearisation:
+        """Linearise ∇E at v.
+
+        Args:
+            wanted: positions in ``energy.theta`` that `Linearisation.pull_back` will be asked for.
+        """
+        return {"energy": _Hessian, "ggn": _GaussNewton, "lemma": _Lemma}[self.kind](
+            self, energy, v, wanted
+        )
+
+
+class Linearisation(Protocol):
+    """H at a point: products, a diagonal to precondition with, and the way back to θ."""
+
+    diagonal: Tensor | None
+    loss: Tensor  # (T,)
+    loss_gradient: Tensor  # (T, dim), in the coordinates (m, ρ)
+
+    def product(self, p: Tensor) -> Tensor:
+        """H p, per task."""
+
+    def enter(self, b: Tensor) -> Tensor:
+        """A gradient in v, in the coordinates H is written in."""
+
+    def pull_back(self, u: Tensor) -> list[Tensor | None]:
+        """−(∂²E/∂v∂θ)ᵀu for the wanted tensors of θ; None where E does not depend on one."""
+
+
+def vector_product(outputs: Tensor, inputs: Tensor, vector: Tensor) -> Tensor:
+    """vectorᵀ ∂outputs/∂inputs, zero where nothing depends on anything; the graph is kept."""
+    if not outputs.requires_grad:
+        return torch.zeros_like(inputs)
+    (product,) = torch.autograd.grad(outputs, inputs, vector, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(inputs) if product is None else product
+
+
+class _Hessian:
+    """∇²loss + (1 + μ)P, one graph of ∇loss serving all products and the mixed derivative."""
+
+    def __init__(self, choice: Curvature, energy: Energy, v: Tensor, wanted: Sequence[int]) -> None:
+        self.choice = choice
+        self.wanted = tuple(wanted)
+        theta = [t.detach() for t in energy.theta]
+        self.leaves = {i: theta[i].clone().requires_grad_() for i in wanted}
+        self.energy = energy.bind(tuple(self.leaves.get(i, t) for i, t in enumerate(theta)))
+        with torch.enable_grad():
+            self.v = v.detach().clone().requires_grad_()
+            self._build()
+        precision = energy.precision(v.detach())
+        self.prior_precision = None if precision is None else precision.detach()
+        self._set_diagonal()
+        self.mask: Tensor | None = None
+        if choice.block == "mean" and isinstance(energy, TaskEnergy):
+            self.mask = torch.zeros_like(v[:1])
+            self.mask[:, : energy.layout.size] = 1
+
+    def _build(self) -> None:
+        self._differentiate(self.energy.loss(self.v))
+
+    def _differentiate(self, loss: Tensor) -> None:
+        self.loss = loss.detach()
+        (self.gradient,) = torch.autograd.grad(loss.sum(), self.v, create_graph=True)
+        self.loss_gradient = self.gradient.detach()
+
+    def _set_diagonal(self) -> None:
+        self.diagonal = (
+            None
+            if self.prior_precision is None
+            else (1 + self.choice.damping) * self.prior_precision
+        )
+
+    def curvature(self, p: Tensor) -> Tensor:
+        return vector_product(self.gradient, self.v, p)
+
+    def product(self, p: Tensor) -> Tensor:
+        if self.mask is not None:
+            c = self.curvature(p * self.mask) * self.mask
+        else:
+            c = self.curvature(p)
+        return c + (self.choice.damping if self.diagonal is None else self.diagonal) * p
+
+    def enter(self, b: Tensor) -> Tensor:
+        return b
+
+    def pull_back(self, u: Tensor) -> list[Tensor | None]:
+        closed = self._prior_gradient(u)
+        leaves = [self.leaves[i] for i in self.wanted if i not in closed]
+        found: list[Tensor | None] = [None] * len(leaves)
+        if leaves and self.gradient.requires_grad:
+            found = list(
+                torch.autograd.grad(self.gradient, leaves, -u, retain_graph=True, allow_unused=True)
+            )
+        rest = iter(found)
+        scale = 1 + self.choice.damping
+        return [scale * closed[i] if i in closed else next(rest) for i in self.wanted]
+
+    def _prior_gradient(self, u: Tensor) -> dict[int, Tensor]:
+        return self.energy.prior_gradient(self.v.detach(), u)
+
+
+class _GaussNewton(_Hessian):
+    """JᵀΛJ + (1 + μ)P, with J the Jacobian of the outputs and Λ the loss's Hessian in them."""
+
+    def _build(self) -> None:
+        if not isinstance(self.energy, TaskEnergy):
+            raise ValueError(
+                'curvature "ggn" needs an energy that is a loss of outputs; for a plain function '
+                'use curvature="energy"'
+            )
+        outputs = self.energy.outputs(self.v)
+        self.outputs = outputs
+        if self.wanted:
+            # the mixed derivative is exact, so it needs the gradient's own graph
+            self._differentiate(self.energy.output_loss(outputs))
+        else:
+            loss = self.energy.output_loss(outputs)
+            self.loss = loss.detach()
+            (self.gradient,) = torch.autograd.grad(loss.sum(), self.v, retain_graph=True)
+            self.loss_gradient = self.gradient
+        # Jᵀw is linear in w, so its derivative in w is the product J p
+        self.cotangent = torch.zeros_like(outputs, requires_grad=True)
+        (self.transposed,) = torch.autograd.grad(outputs, self.v, self.cotangent, create_graph=True)
+        self.point = outputs.detach().requires_grad_()
+        (self.output_gradient,) = torch.autograd.grad(
+            detached(self.energy).output_loss(self.point).sum(), self.point, create_graph=True
+        )
+
+    def curvature(self, p: Tensor) -> Tensor:
+        moved = vector_product(self.transposed, self.cotangent, p)
+        bent = vector_product(self.output_gradient, self.point, moved)
+        return vector_product(self.outputs, self.v, bent)
+
+
+class _Lemma(_Hessian):
+    """Lemma 1: H = ∇²ℓ + κ·diag(1/d, ½(1/d + 2∇_d ℓ/κ)²) in (m, d), and its own G."""
+
+    def _build(self) -> None:
+        energy = self.energy
+        if not (isinstance(energy, TaskEnergy) and isinstance(energy.belief, DiagonalGaussian)):
+            raise ValueError(
+                'curvature "lemma" is written for the diagonal Gaussian belief; use "energy"'
+            )
+        m, rho = self.v.detach().chunk(2, -1)
+        self.log_var = rho
+        self.v = torch.cat([m, rho.exp()], -1).requires_grad_()  # (m_t, d_t)
+        mean, var = self.v.chunk(2, -1)
+        self._differentiate(energy.loss(torch.cat([mean, var.log()], -1)))
+        grad_m, grad_d = self.loss_gradient.chunk(2, -1)
+        self.mean_gradient, self.var_gradient = grad_m, grad_d
+        self.loss_gradient = torch.cat([grad_m, grad_d * rho.exp()], -1)
+        self.kappa = energy.kappa
+
+    def _set_diagonal(self) -> None:
+        prior = cast(TaskEnergy, self.energy).meta.prior
+        tau = (-prior[1].detach()).exp().expand_as(self.log_var)
+        solved = tau + 2 * self.var_gradient / self.kappa  # 1/d_t at a stationary point
+        p = self.kappa * torch.cat([tau, solved.square() / 2], -1)
+        self.diagonal = (1 + self.choice.damping) * p
+
+    def enter(self, b: Tensor) -> Tensor:
+        b_m, b_rho = b.chunk(2, -1)
+        return torch.cat([b_m, b_rho * (-self.log_var).exp()], -1)
+
+    def _prior_gradient(self, u: Tensor) -> dict[int, Tensor]:
+        rho = cast(TaskEnergy, self.energy).meta.prior[1].detach()
+        u_m, u_d = u.chunk(2, -1)
+        tau = (-rho).exp()
+        g_m = self.kappa * tau * u_m
+        g_rho = -self.mean_gradient * u_m + self.kappa * tau * u_d / 2  # g_ρ = d·g_d
+        return {0: g_m.sum(0), 1: g_rho.sum(0)}

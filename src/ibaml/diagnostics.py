@@ -1,0 +1,108 @@
+"""What happened in the learner's last call, per task. Reading it waits for the device, writing it
+does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ibaml.gradient import Record
+from ibaml.linalg import Reason
+from ibaml.solve import Solution
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """The record of one call; every tensor has one entry per task.
+
+    What belongs to the backward pass (``cg_…``, ``negative_curvature``) is None before it, and
+    under rules that solve no linear system.
+    """
+
+    record: Record
+    blocks: tuple[str, ...]
+    keys: tuple[int, ...]
+    left_out: Tensor  # tasks that took no part in the loss
+
+    @property
+    def energy_before(self) -> Tensor:
+        return self._solution.energy_before
+
+    @property
+    def energy_after(self) -> Tensor | None:
+        return self._solution.energy_after
+
+    @property
+    def gradient_norm(self) -> dict[str, Tensor] | None:
+        """‖∇E‖ at the solution, for each block (``"mean"``, ``"log_var"``)."""
+        gradient = self._solution.gradient
+        if gradient is None:
+            return None
+        parts = gradient.chunk(len(self.blocks), -1)
+        return {name: g.norm(dim=-1) for name, g in zip(self.blocks, parts, strict=True)}
+
+    @property
+    def steps(self) -> Tensor:
+        """Steps the solver took."""
+        return self._solution.steps
+
+    @property
+    def reason(self) -> list[Reason]:
+        """Why the solver stopped."""
+        return [Reason(r) for r in self._solution.reason.tolist()]
+
+    @property
+    def diverged(self) -> Tensor:
+        """Tasks whose adaptation or meta-loss was not finite; they took no part in the loss."""
+        return self.left_out
+
+    @property
+    def cg_residual(self) -> Tensor | None:
+        """‖b − Hu‖/‖b‖ of the linear solve."""
+        return None if self.record.linear is None else self.record.linear.residual
+
+    @property
+    def cg_steps(self) -> Tensor | None:
+        return None if self.record.linear is None else self.record.linear.steps
+
+    @property
+    def cg_reason(self) -> list[Reason] | None:
+        if self.record.linear is None:
+            return None
+        return [Reason(r) for r in self.record.linear.reason.tolist()]
+
+    @property
+    def negative_curvature(self) -> Tensor | None:
+        """Tasks whose H was found indefinite."""
+        if self.record.linear is None:
+            return None
+        return self.record.linear.reason == Reason.NEGATIVE_CURVATURE
+
+    @property
+    def _solution(self) -> Solution:
+        assert self.record.solution is not None
+        return self.record.solution
+
+    def __str__(self) -> str:
+        """A table, one line per task."""
+        norms = self.gradient_norm or {}
+        head = ["task", "E before", "E after", *(f"|dE/d{b}|" for b in norms), "steps", "solver"]
+        if self.record.linear is not None:
+            head += ["CG steps", "CG residual", "CG"]
+        after = self.energy_after
+        rows = [head]
+        for t, key in enumerate(self.keys):
+            row = [str(key), f"{self.energy_before[t]:.4g}"]
+            row.append("-" if after is None else f"{after[t]:.4g}")
+            row += [f"{n[t]:.2e}" for n in norms.values()]
+            row += [str(int(self.steps[t])), self.reason[t].sentence]
+            if self.record.linear is not None:
+                linear = self.record.linear
+                row += [str(int(linear.steps[t])), f"{linear.residual[t]:.2e}"]
+                row.append(Reason(int(linear.reason[t])).sentence)
+            rows.append(row)
+        widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
+        return "\n".join(
+            "  ".join(cell.rjust(w) for cell, w in zip(r, widths, strict=True)) for r in rows
+        )

@@ -1,0 +1,119 @@
+"""How well outputs explain targets: nll(outputs, y), one value per example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NllFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class Likelihood(nn.Module):
+    """Base of all likelihoods: ``forward(outputs (B, …), y (B, …)) -> nll (B,)``.
+
+    Parameters of a likelihood are meta-learned like any other.
+    """
+
+    def noise_variance(self) -> Tensor | None:
+        """Variance of the observation noise, where the likelihood has one."""
+        return None
+
+
+class Categorical(Likelihood):
+    """Class labels 0 … C−1 with logits (B, C): cross-entropy."""
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if outputs.dim() != 2:
+            raise ValueError(
+                f"classification needs logits of shape (examples, classes), got "
+                f"{tuple(outputs.shape)} for targets of shape {tuple(y.shape)}"
+            )
+        return F.cross_entropy(outputs, y.long(), reduction="none")
+
+
+class Gaussian(Likelihood):
+    """Real targets with Gaussian noise of standard deviation σ: ½((y − f)/σ)² + log σ + ½ log 2π,
+    summed over the dimensions of a target.
+
+    Args:
+        noise: σ, or its initial value.
+        learn: meta-learn log σ together with the prior.
+    """
+
+    log_noise: Tensor
+
+    def __init__(self, noise: float = 1.0, learn: bool = False) -> None:
+        super().__init__()
+        if not noise > 0:
+            raise ValueError(f"noise must be positive (a standard deviation), got {noise}")
+        log_noise = torch.tensor(math.log(noise))
+        if learn:
+            self.log_noise = nn.Parameter(log_noise)
+        else:
+            self.register_buffer("log_noise", log_noise)
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if outputs.shape != y.shape:
+            if outputs.shape != (*y.shape, 1):
+                raise ValueError(
+                    f"outputs of shape {tuple(outputs.shape[1:])} per example do not fit targets "
+                    f"of shape {tuple(y.shape[1:])} per example"
+                )
+            outputs = outputs.squeeze(-1)
+        z = (outputs - y) * (-self.log_noise).exp()
+        terms = z.square() / 2 + self.log_noise + math.log(2 * math.pi) / 2
+        return terms.flatten(1).sum(1) if terms.dim() > 1 else terms
+
+    def noise_variance(self) -> Tensor:
+        return (2 * self.log_noise).exp()
+
+
+class Custom(Likelihood):
+    """Any callable ``(outputs, y) -> nll per example``; a module's parameters are meta-learned."""
+
+    def __init__(self, function: NllFunction) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        nll = self.function(outputs, y)
+        if nll.shape != outputs.shape[:1]:
+            raise ValueError(
+                f"the likelihood must return one nll per example, shape ({outputs.shape[0]},), "
+                f'and returned {tuple(nll.shape)}: use reduction="none" and sum over the rest'
+            )
+        return nll
+
+
+class ByTarget(Likelihood):
+    """The default: categorical for integer targets, Gaussian with σ = 1 for floating ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.categorical = Categorical()
+        self.gaussian = Gaussian()
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        chosen = self.gaussian if y.is_floating_point() else self.categorical
+        return chosen(outputs, y)
+
+    def noise_variance(self) -> Tensor:
+        return self.gaussian.noise_variance()
+
+
+def as_likelihood(likelihood: NllFunction | None) -> Likelihood:
+    """Make a likelihood of None (by target), a `Likelihood`, a module or a plain callable."""
+    if likelihood is None:
+        return ByTarget()
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    if callable(likelihood):
+        return Custom(likelihood)
+    raise TypeError(
+        f"likelihood must be None, a Likelihood or a callable (outputs, y) -> nll per example, "
+        f"got {type(likelihood).__name__}"
+    )

@@ -1,0 +1,129 @@
+"""The energy of a batch of tasks: expected nll of the support set plus κ times the prior's penalty.
+
+    E(v, θ) = mean over samples s and examples n of nll(f(w_s; x_n), y_n)  +  κ·penalty(v, θ)
+
+with weights w_s drawn from v by fixed noise, so that E is one deterministic function of (v, θ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ibaml.energy.base import Slot
+from ibaml.energy.likelihood import Likelihood
+from ibaml.execution import Run, twice_differentiable
+from ibaml.weights import Belief, Layout, Prior
+
+
+@dataclass(frozen=True)
+class Theta:
+    """Everything meta-learned that the energy depends on."""
+
+    prior: Prior
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    likelihood: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.prior, *self.shared.values(), *self.likelihood.values())
+
+    def replace(self, tensors: tuple[Tensor, ...]) -> Theta:
+        n, k = len(self.prior), len(self.shared)
+        return Theta(
+            prior=tensors[:n],
+            shared=dict(zip(self.shared, tensors[n : n + k], strict=True)),
+            likelihood=dict(zip(self.likelihood, tensors[n + k :], strict=True)),
+        )
+
+
+@dataclass(frozen=True)
+class TaskEnergy:
+    """The energy of T tasks, v of shape (T, dim).
+
+    Attributes:
+        kappa: κ, the weight of the penalty.
+        noise: standard normal (T, S, n).
+        constants: frozen weights and buffers, batch norm's among them.
+        redraw: noise for a step of its own, for solvers that ask for it.
+    """
+
+    model: nn.Module
+    run: Run
+    belief: Belief
+    layout: Layout
+    likelihood: Likelihood
+    meta: Theta
+    constants: Mapping[str, Tensor | None]
+    x: Tensor
+    y: Tensor
+    noise: Tensor
+    kappa: float
+    redraw: Callable[[int], Tensor] | None = None
+
+    @property
+    def theta(self) -> tuple[Tensor, ...]:
+        return self.meta.tensors()
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        slots, at = [], 0
+        for block in self.belief.blocks:
+            prefix = "" if block == "mean" else f"{block}."
+            for name, shape in zip(self.layout.names, self.layout.shapes, strict=True):
+                slots.append((prefix + name, at, at + prod(shape)))
+                at += prod(shape)
+        return tuple(slots)
+
+    def bind(self, theta: tuple[Tensor, ...]) -> TaskEnergy:
+        return replace(self, meta=self.meta.replace(theta))
+
+    def resample(self, step: int) -> TaskEnergy:
+        return self if self.redraw is None else replace(self, noise=self.redraw(step))
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.loss(v) + self.penalty(v)
+
+    def weights(self, v: Tensor) -> dict[str, Tensor]:
+        """The drawn weights by name, (T, S, *shape)."""
+        return self.layout.split(self.belief.sample(v, self.noise))
+
+    def outputs(self, v: Tensor) -> Tensor:
+        """The network's outputs, (T, S, N, …)."""
+        with twice_differentiable(self.model):
+            return self.run(
+                self.model, self.weights(v), {**self.constants, **self.meta.shared}, self.x
+            )
+
+    def nll(self, outputs: Tensor) -> Tensor:
+        """nll of every sample and example, (T, S, N)."""
+        tasks, samples, examples = outputs.shape[:3]
+        y = self.y[:, None].expand(tasks, samples, *self.y.shape[1:]).flatten(0, 2)
+        flat = functional_call(
+            self.likelihood, dict(self.meta.likelihood), (outputs.flatten(0, 2), y)
+        )
+        return flat.view(tasks, samples, examples)
+
+    def output_loss(self, outputs: Tensor) -> Tensor:
+        """The loss as a function of the outputs (for Gauss–Newton products)."""
+        return self.nll(outputs).mean((1, 2))
+
+    def loss(self, v: Tensor) -> Tensor:
+        return self.output_loss(self.outputs(v))
+
+    def penalty(self, v: Tensor) -> Tensor:
+        if not self.belief.has_prior:
+            return v.new_zeros(v.shape[0])
+        return self.kappa * self.belief.penalty(v, self.meta.prior)
+
+    def precision(self, v: Tensor) -> Tensor | None:
+        if not self.belief.has_prior:
+            return None
+        return self.kappa * self.belief.precision(v, self.meta.prior)
+
+    def prior_gradient(self, v: Tensor, u: Tensor) -> dict[int, Tensor]:
+        product = self.belief.prior_product(v, self.meta.prior, u)
+        return {i: self.kappa * g for i, g in enumerate(product)}

@@ -1,0 +1,38 @@
+"""How one weight set runs through a module: purely, and differentiable twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@contextmanager
+def twice_differentiable(model: nn.Module) -> Iterator[None]:
+    """Choose kernels whose second derivative exists.
+
+    Fused attention and cuDNN's recurrent kernels have none, so attention takes its plain form and
+    cuDNN is set aside for a module with a recurrent layer.
+    """
+    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
+    with sdpa_kernel(SDPBackend.MATH):
+        if recurrent and torch.cuda.is_available():
+            with torch.backends.cudnn.flags(enabled=False):
+                yield
+        else:
+            yield
+
+
+def call(model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor) -> Tensor:
+    """``model(x)`` with its parameters and buffers replaced by ``tensors``; nothing is written."""
+    output = functional_call(model, dict(tensors), (x,))  # type: ignore[arg-type]
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"{type(model).__name__} returned {type(output).__name__}, and one tensor is needed: "
+            "wrap the model in a module that returns the tensor the likelihood reads"
+        )
+    return output

@@ -1,0 +1,113 @@
+"""Which statistics batch-norm layers use: those of the batch, of the support set, or running.
+
+The network itself always runs in evaluation mode, so that a task's energy is one deterministic
+function (no dropout, no buffer written on the side). Batch norm is steered from outside through the
+buffers it is handed: none at all makes it use the statistics of the batch it sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+NormStats = Literal["batch", "support", "running"]
+NORM_STATS: tuple[NormStats, ...] = ("batch", "support", "running")
+
+Buffers = dict[str, Tensor | None]
+Plan = dict[str, NormStats]  # layer name -> the statistics it uses
+Moments = dict[str, tuple[Tensor, Tensor, int]]  # layer name -> mean, biased variance, count
+
+
+def norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The batch-norm layers by name (instance, layer and group norm have no choice to make)."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+
+
+def has_running(layer: _BatchNorm) -> bool:
+    return layer.running_mean is not None and layer.running_var is not None
+
+
+def _key(layer: str, buffer: str) -> str:
+    return f"{layer}.{buffer}" if layer else buffer
+
+
+def norm_buffers(model: nn.Module, plan: Mapping[str, NormStats]) -> Buffers:
+    """The buffers that make each layer use its statistics; ``"support"`` counts as ``"batch"``,
+    which is what it is while the support set itself runs through."""
+    buffers: Buffers = {}
+    for name, layer in norm_layers(model).items():
+        if not has_running(layer):
+            continue
+        if plan.get(name, "batch") == "running":
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
+            buffers[_key(name, "running_mean")] = layer.running_mean.clone()
+            buffers[_key(name, "running_var")] = layer.running_var.clone()
+        else:
+            buffers[_key(name, "running_mean")] = None
+            buffers[_key(name, "running_var")] = None
+    return buffers
+
+
+def support_buffers(plan: Mapping[str, NormStats], moments: Moments) -> Buffers:
+    """Buffers that freeze the layers planned as ``"support"`` at the moments of a support pass."""
+    buffers: Buffers = {}
+    for name, kind in plan.items():
+        if kind == "support":
+            mean, var, _ = moments[name]
+            buffers[_key(name, "running_mean")] = mean
+            buffers[_key(name, "running_var")] = var
+    return buffers
+
+
+@contextmanager
+def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
+    """Collect the moments of what every batch-norm layer sees, one entry per forward pass."""
+    passes: list[Moments] = []
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def watch(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            x = args[0].detach()
+            dims = [d for d in range(x.dim()) if d != 1]
+            if not passes or name in passes[-1]:
+                passes.append({})
+            var, mean = torch.var_mean(x, dims, correction=0)
+            passes[-1][name] = (mean, var, x.numel() // x.shape[1])
+
+        return watch
+
+    handles = [
+        layer.register_forward_pre_hook(hook(name)) for name, layer in norm_layers(model).items()
+    ]
+    try:
+        yield passes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def update_running(model: nn.Module, plan: Mapping[str, NormStats], passes: list[Moments]) -> None:
+    """Move the running statistics once, towards the mean over all passes of one meta-step."""
+    for name, layer in norm_layers(model).items():
+        seen = [p[name] for p in passes if name in p]
+        if not seen or not has_running(layer) or plan.get(name, "batch") == "running":
+            continue
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        mean = torch.stack([m for m, _, _ in seen]).mean(0)
+        # torch's convention: the running variance is the unbiased one
+        var = torch.stack([v * (n / max(n - 1, 1)) for _, v, n in seen]).mean(0)
+        sound = mean.isfinite().all() & var.isfinite().all()
+        rate = 0.1 if layer.momentum is None else layer.momentum
+        if layer.num_batches_tracked is not None:
+            layer.num_batches_tracked += 1
+            if layer.momentum is None:
+                rate = 1.0 / float(layer.num_batches_tracked)
+        layer.running_mean.lerp_(torch.where(sound, mean, layer.running_mean), rate)
+        layer.running_var.lerp_(torch.where(sound, var, layer.running_var), rate)

@@ -1,0 +1,17 @@
+"""How ``H u = b`` is solved with products only; this room knows nothing but a matvec."""
+
+from ibaml.linalg.cg import ConjugateGradient
+from ibaml.linalg.dense import Dense, dense_matrix
+from ibaml.linalg.neumann import Neumann
+from ibaml.linalg.result import LinearSolution, LinearSolver, MatVec, Reason
+
+__all__ = [
+    "ConjugateGradient",
+    "Dense",
+    "LinearSolution",
+    "LinearSolver",
+    "MatVec",
+    "Neumann",
+    "Reason",
+    "dense_matrix",
+]

@@ -1,0 +1,111 @@
+"""Conjugate gradients, many systems at once, without host synchronisation.
+
+Every scalar of the method is kept per system, and a system that is finished (or ill) is frozen by a
+mask, so that it never touches its neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ibaml.linalg.result import (
+    LinearSolution,
+    MatVec,
+    Reason,
+    dot,
+    norm,
+    per_system,
+    relative_residual,
+)
+
+
+@dataclass(frozen=True)
+class ConjugateGradient:
+    """Solve ``H u = b`` for a symmetric positive definite H by (preconditioned) CG.
+
+    Args:
+        steps: at most this many products with H (the paper's L).
+        tol: stop a system at ‖b − Hu‖ ≤ tol·‖b‖. ``None`` takes exactly ``steps`` steps (systems
+            solved to machine precision rest) and never waits for the device.
+        precondition: use the diagonal that comes with the system, where one does.
+        start: ``"zero"``, or ``"diagonal"`` for the warm start u₀ = b / diagonal.
+        refresh: recompute the true residual after this many steps, against drift.
+
+    A direction of negative curvature stops its system at the iterate before it.
+
+    >>> A = torch.tensor([[2.0, 0.0], [0.0, 4.0]])
+    >>> ConjugateGradient(steps=2)(lambda u: u @ A, torch.tensor([2.0, 4.0])).value
+    tensor([1., 1.])
+    """
+
+    steps: int = 5
+    tol: float | None = None
+    precondition: bool = True
+    start: Literal["zero", "diagonal"] = "zero"
+    refresh: int = 50
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"steps must be 0 or more, got {self.steps}")
+        if self.tol is not None and self.tol < 0:
+            raise ValueError(f"tol must be positive or None, got {self.tol}")
+        if self.start not in ("zero", "diagonal"):
+            raise ValueError(f'start must be "zero" or "diagonal", got {self.start!r}')
+        if self.refresh < 1:
+            raise ValueError(f"refresh must be 1 or more, got {self.refresh}")
+
+    def __call__(self, matvec: MatVec, b: Tensor, diagonal: Tensor | None = None) -> LinearSolution:
+        eps = torch.finfo(b.dtype).eps
+        weight = diagonal if self.precondition and diagonal is not None else torch.ones_like(b)
+        target = norm(b) * max(self.tol or 0.0, eps)
+
+        if self.start == "diagonal" and diagonal is not None:
+            u = b / diagonal
+            r = b - matvec(u)
+        else:
+            u, r = torch.zeros_like(b), b
+        z = r / weight
+        p, rz = z, dot(r, z)
+        largest = torch.zeros_like(rz)  # Rayleigh quotient, the scale against which zero is judged
+        steps = torch.zeros_like(rz, dtype=torch.long)
+        reason = torch.full_like(steps, Reason.STEPS)
+        reason = torch.where(norm(r) <= target, Reason.CONVERGED, reason)
+        reason = torch.where(rz.isfinite(), reason, Reason.NONFINITE)
+
+        for k in range(self.steps):
+            active = reason == Reason.STEPS
+            if self.tol is not None and not active.any():
+                break
+            q = matvec(p)
+            curvature = dot(p, q)
+            rayleigh = curvature / dot(p, p * weight)
+            largest = torch.maximum(largest, torch.where(active, rayleigh, largest))
+            flat = rayleigh.abs() <= 10 * eps * largest
+            reason = torch.where(active & (curvature < 0), Reason.NEGATIVE_CURVATURE, reason)
+            reason = torch.where(active & (flat | (curvature == 0)), Reason.SINGULAR, reason)
+            reason = torch.where(active & ~curvature.isfinite(), Reason.NONFINITE, reason)
+            active = reason == Reason.STEPS
+
+            alpha = rz / curvature
+            u = torch.where(active, u + alpha * p, u)
+            if (k + 1) % self.refresh == 0:
+                r = torch.where(active, b - matvec(u), r)
+            else:
+                r = torch.where(active, r - alpha * q, r)
+            z = r / weight
+            rz_next = dot(r, z)
+            p = torch.where(active, z + (rz_next / rz) * p, p)
+            rz = torch.where(active, rz_next, rz)
+            steps = steps + active
+            reason = torch.where(active & (norm(r) <= target), Reason.CONVERGED, reason)
+
+        return LinearSolution(
+            value=u,
+            steps=per_system(steps),
+            residual=relative_residual(r, b),
+            reason=per_system(reason),
+        )

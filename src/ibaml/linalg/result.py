@@ -1,0 +1,84 @@
+"""What a linear solve returns: the value, and what happened on the way, per task.
+
+Vectors have the shape (..., n): the last dimension is the vector, the ones before it are
+independent systems (tasks). A vector of shape (n,) is one system, a scalar a system of one unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+MatVec = Callable[[Tensor], Tensor]
+
+
+class Reason(IntEnum):
+    """Why an iterative routine stopped; stored per task as an integer tensor."""
+
+    STEPS = 0  # all the steps it was given were taken
+    CONVERGED = 1  # the tolerance (or machine precision) was reached
+    NEGATIVE_CURVATURE = 2  # the operator is not positive definite along a direction
+    SINGULAR = 3  # the operator is singular to working precision
+    NONFINITE = 4  # an infinity or a NaN appeared
+    STALLED = 5  # no step made progress any more
+
+    @property
+    def sentence(self) -> str:
+        return {
+            Reason.STEPS: "took all its steps",
+            Reason.CONVERGED: "converged",
+            Reason.NEGATIVE_CURVATURE: "stopped at negative curvature",
+            Reason.SINGULAR: "met a singular operator",
+            Reason.NONFINITE: "met a value that is not finite",
+            Reason.STALLED: "made no further progress",
+        }[self]
+
+
+@dataclass(frozen=True)
+class LinearSolution:
+    """The solution of ``H u = b``: value, steps taken, ‖b − H u‖/‖b‖ and reason, per system."""
+
+    value: Tensor
+    steps: Tensor
+    residual: Tensor
+    reason: Tensor
+
+
+class LinearSolver(Protocol):
+    """Solve ``H u = b`` with products only.
+
+    ``diagonal`` is a positive diagonal that approximates H (for a task: the prior's precision); a
+    solver may precondition with it or start from ``b / diagonal``.
+    """
+
+    def __call__(
+        self, matvec: MatVec, b: Tensor, diagonal: Tensor | None = None
+    ) -> LinearSolution: ...
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of every system on its own, its dimension kept for broadcasting."""
+    return (a * b).sum(-1, keepdim=True) if a.dim() else a * b
+
+
+def norm(a: Tensor) -> Tensor:
+    """Euclidean norm of every system, scaled against overflow and underflow."""
+    scale = a.abs().amax(-1, keepdim=True) if a.dim() else a.abs()
+    scale = torch.where((scale > 0) & scale.isfinite(), scale, torch.ones_like(scale))
+    return scale * dot(a / scale, a / scale).sqrt()
+
+
+def per_system(a: Tensor) -> Tensor:
+    """Drop the dimension that `dot` kept."""
+    return a.squeeze(-1) if a.dim() else a
+
+
+def relative_residual(r: Tensor, b: Tensor) -> Tensor:
+    """‖r‖/‖b‖ per system; for b = 0 the absolute norm of r."""
+    size = norm(b)
+    return per_system(norm(r) / torch.where(size > 0, size, torch.ones_like(size)))

@@ -1,0 +1,7 @@
+"""Backbones: an MLP, Conv4 and ResNet-12."""
+
+from ibaml.nn.conv4 import Conv4, conv4
+from ibaml.nn.mlp import mlp
+from ibaml.nn.resnet12 import ResNet12, resnet12
+
+__all__ = ["Conv4", "ResNet12", "conv4", "mlp", "resnet12"]

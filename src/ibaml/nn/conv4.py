@@ -1,0 +1,52 @@
+"""Conv4: the four-block convolutional network of the few-shot literature (and of the paper)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from ibaml.nn.normalise import Norm, norm_layer
+
+
+class Conv4(nn.Module):
+    """Four blocks of 3×3 convolution, norm, ReLU and 2×2 max-pooling, then a linear head."""
+
+    def __init__(
+        self, ways: int, channels: int, in_channels: int, image_size: int, norm: Norm
+    ) -> None:
+        super().__init__()
+        if ways < 1 or channels < 1 or in_channels < 1:
+            raise ValueError(
+                f"ways, channels and in_channels must be 1 or more, got {ways}, {channels}, "
+                f"{in_channels}"
+            )
+        if image_size < 16:
+            raise ValueError(
+                f"image_size must be 16 or more (four poolings halve it), got {image_size}"
+            )
+        widths = [in_channels, *[channels] * 4]
+        self.blocks = nn.Sequential(
+            *(
+                nn.Sequential(
+                    nn.Conv2d(a, b, 3, padding=1), norm_layer(norm, b), nn.ReLU(), nn.MaxPool2d(2)
+                )
+                for a, b in pairwise(widths)
+            )
+        )
+        side = image_size // 16
+        self.head = nn.Linear(channels * side * side, ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x).flatten(1))
+
+
+def conv4(
+    ways: int,
+    channels: int = 32,
+    in_channels: int = 3,
+    image_size: int = 84,
+    norm: Norm = "batch",
+) -> Conv4:
+    """The paper's network: Conv4-32 on 84×84 colour images, ``ways`` classes."""
+    return Conv4(ways, channels, in_channels, image_size, norm)

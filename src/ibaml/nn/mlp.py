@@ -1,0 +1,37 @@
+"""A multilayer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from torch import nn
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+}
+
+
+def mlp(
+    inputs: int,
+    outputs: int,
+    hidden: Sequence[int] = (40, 40),
+    activation: Literal["relu", "tanh", "gelu", "silu", "softplus"] = "relu",
+) -> nn.Sequential:
+    """Linear layers with an activation between them; inputs of more dimensions are flattened.
+
+    >>> mlp(1, 1, hidden=(40, 40))[-1]
+    Linear(in_features=40, out_features=1, bias=True)
+    """
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"activation must be one of {sorted(_ACTIVATIONS)}, got {activation!r}")
+    widths = [inputs, *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), _ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))

@@ -1,0 +1,21 @@
+"""The normalisation layers a backbone can be built with."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Literal
+
+from torch import nn
+
+Norm = Literal["batch", "group", "none"]
+
+
+def norm_layer(norm: Norm, channels: int) -> nn.Module:
+    """Batch norm; group norm with at most 8 groups (a task's statistics never mix); or none."""
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    if norm == "group":
+        return nn.GroupNorm(gcd(8, channels), channels)
+    if norm == "none":
+        return nn.Identity()
+    raise ValueError(f'norm must be "batch", "group" or "none", got {norm!r}')

@@ -1,0 +1,60 @@
+"""ResNet-12: the residual network of the few-shot literature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ibaml.nn.normalise import Norm, norm_layer
+
+
+class _Block(nn.Module):
+    """Three 3×3 convolutions with a projected shortcut, then 2×2 max-pooling."""
+
+    def __init__(self, before: int, after: int, norm: Norm) -> None:
+        super().__init__()
+        widths = [before, after, after, after]
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(widths)
+        )
+        self.norms = nn.ModuleList(norm_layer(norm, after) for _ in range(3))
+        self.shortcut = nn.Sequential(
+            nn.Conv2d(before, after, 1, bias=False), norm_layer(norm, after)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            y = norm(conv(y))
+            if i < 2:
+                y = F.leaky_relu(y, 0.1)
+        return F.max_pool2d(F.leaky_relu(y + self.shortcut(x), 0.1), 2)
+
+
+class ResNet12(nn.Module):
+    """Four residual blocks, the mean over the image, a linear head."""
+
+    def __init__(self, ways: int, in_channels: int, widths: Sequence[int], norm: Norm) -> None:
+        super().__init__()
+        if len(widths) != 4:
+            raise ValueError(f"widths needs four entries, one per block, got {list(widths)}")
+        sizes = [in_channels, *widths]
+        self.blocks = nn.Sequential(*(_Block(a, b, norm) for a, b in pairwise(sizes)))
+        self.head = nn.Linear(widths[-1], ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x).mean((-2, -1)))
+
+
+def resnet12(
+    ways: int,
+    in_channels: int = 3,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    norm: Norm = "batch",
+) -> ResNet12:
+    """ResNet-12 (about 8 million weights with the default widths; 64, 160, 320, 640 is the wide
+    one, 12 million)."""
+    return ResNet12(ways, in_channels, widths, norm)

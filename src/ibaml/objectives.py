@@ -1,0 +1,108 @@
+"""What is good after adaptation: the meta-loss L(v̂, θ) of every task.
+
+Objectives read the query set through an energy of its own: same network, same beliefs, the query's
+data, noise of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ibaml.energy import TaskEnergy
+
+
+class Objective(Protocol):
+    """``samples``: Monte-Carlo samples of the meta-loss, None for as many as adaptation uses.
+    ``noise``: ``"fresh"`` draws them anew (a solution fits the noise it was solved with),
+    ``"shared"`` takes adaptation's."""
+
+    @property
+    def samples(self) -> int | None: ...
+
+    @property
+    def noise(self) -> Literal["fresh", "shared"]: ...
+
+    def __call__(self, v: Tensor, support: TaskEnergy, query: TaskEnergy) -> Tensor:
+        """The meta-loss of every task, (T,), differentiable in v and θ."""
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    samples: int | None = None
+    noise: Literal["fresh", "shared"] = "fresh"
+
+    def __post_init__(self) -> None:
+        if self.samples is not None and self.samples < 1:
+            raise ValueError(f"samples must be 1 or more, got {self.samples}")
+        if self.noise not in ("fresh", "shared"):
+            raise ValueError(f'noise must be "fresh" or "shared", got {self.noise!r}')
+        if self.noise == "shared" and self.samples is not None:
+            raise ValueError('noise="shared" takes adaptation\'s samples: leave samples unset')
+
+
+@dataclass(frozen=True)
+class QueryNll(_Sampled):
+    """E_q[nll] on the query set: Jensen's upper bound on the nll of the averaged prediction."""
+
+    def __call__(self, v: Tensor, support: TaskEnergy, query: TaskEnergy) -> Tensor:
+        return query.loss(v)
+
+
+@dataclass(frozen=True)
+class PredictiveNll(_Sampled):
+    """−log of the Monte-Carlo averaged likelihood, the quantity that is reported at evaluation."""
+
+    def __call__(self, v: Tensor, support: TaskEnergy, query: TaskEnergy) -> Tensor:
+        nll = query.nll(query.outputs(v))
+        return (math.log(nll.shape[1]) - torch.logsumexp(-nll, 1)).mean(-1)
+
+
+@dataclass(frozen=True)
+class Abml(_Sampled):
+    """Amortized Bayesian meta-learning's objective (Ravi & Beatson, 2019):
+
+        nll on support ∪ query  +  KL(v̂ ‖ θ)/N  −  log[N(m; 0, 1)·Gamma(1/d; 1, 0.01)] / tasks
+
+    Args:
+        tasks: the number of training tasks over which the one hyper-prior is spread (the default
+            is the paper's protocol, 40,000 iterations of 2 tasks).
+        kl_examples: N, the examples of the ``"support"`` set, or of ``"all"`` of support ∪ query.
+        shape, rate: of the Gamma over the precisions.
+    """
+
+    tasks: int = 80_000
+    kl_examples: Literal["support", "all"] = "support"
+    shape: float = 1.0
+    rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tasks < 1:
+            raise ValueError(f"tasks must be 1 or more, got {self.tasks}")
+        if self.kl_examples not in ("support", "all"):
+            raise ValueError(f'kl_examples must be "support" or "all", got {self.kl_examples!r}')
+        if not (self.shape > 0 and self.rate > 0):
+            raise ValueError(f"shape and rate must be positive, got {self.shape}, {self.rate}")
+
+    def __call__(self, v: Tensor, support: TaskEnergy, query: TaskEnergy) -> Tensor:
+        both = replace(
+            query,
+            x=torch.cat([support.x, query.x], 1),
+            y=torch.cat([support.y, query.y], 1),
+        )
+        examples = (support if self.kl_examples == "support" else both).x.shape[1]
+        kl = query.belief.penalty(v, query.meta.prior)
+        return both.loss(v) + kl / examples - self.log_hyper_prior(query) / self.tasks
+
+    def log_hyper_prior(self, energy: TaskEnergy) -> Tensor:
+        """log N(m; 0, 1) + log Gamma(1/d; shape, rate), summed over the weights."""
+        m, rho = energy.meta.prior
+        normal = -(m.square() + math.log(2 * math.pi)).sum() / 2
+        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
+        gamma = constant - (self.shape - 1) * rho - self.rate * (-rho).exp()
+        return normal + gamma.sum()

@@ -1,0 +1,144 @@
+"""The belief about one task's weights after its examples were seen, and its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ibaml.energy import NoiseKind, Stream, TaskEnergy, draw_noise
+from ibaml.execution import Buffers, NormStats, support_buffers, watch_moments
+from ibaml.seeding import draw_seed
+from ibaml.solve import Solution
+
+
+class Posterior:
+    """What `MetaLearner.adapt` returns.
+
+    Predictions average over draws from the posterior. They are the same at every call unless a
+    generator is given, and one query's prediction does not depend on the others' (unless
+    ``norm_stats="batch"`` was asked for).
+
+    Attributes:
+        norm_stats: which statistics each batch-norm layer uses.
+        solution: what happened in the solve (None where there were no examples).
+    """
+
+    def __init__(
+        self,
+        energy: TaskEnergy,
+        v: Tensor,
+        norm_stats: Mapping[str, NormStats],
+        seed: int,
+        noise: NoiseKind,
+        watched: tuple[Tensor, ...],
+        solution: Solution | None,
+    ) -> None:
+        self._energy = energy.bind(tuple(t.detach() for t in energy.theta))
+        self._v = v
+        self._seed = seed
+        self._noise: NoiseKind = noise
+        self._watched = tuple((t, t._version) for t in watched)
+        self.norm_stats = dict(norm_stats)
+        self.solution = solution
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        """Posterior means of the adapted weights, by name."""
+        return self._energy.layout.split(self._blocks["mean"])
+
+    @property
+    def log_var(self) -> dict[str, Tensor]:
+        """Posterior log-variances of the adapted weights, by name (none for a point)."""
+        if "log_var" not in self._blocks:
+            return {}
+        return self._energy.layout.split(self._blocks["log_var"])
+
+    @property
+    def _blocks(self) -> dict[str, Tensor]:
+        names = self._energy.belief.blocks
+        return dict(zip(names, self._v[0].chunk(len(names), -1), strict=True))
+
+    @torch.no_grad()
+    def sample(
+        self, samples: int = 10, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Draws of the adapted weights by name, (samples, *shape)."""
+        energy = self._sampled(samples, generator)
+        return {n: w[0] for n, w in energy.weights(self._v).items()}
+
+    @torch.no_grad()
+    def outputs(
+        self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The network's outputs for inputs x (M, …) under draws from the posterior: (S, M, …)."""
+        self._check_fresh()
+        energy = self._sampled(samples, generator)
+        support = energy.x
+        if "support" not in self.norm_stats.values():
+            return replace(energy, x=x[None]).outputs(self._v)[0]
+        # Statistics belong to a weight set: run the support set through each, then the queries.
+        results = []
+        for s in range(energy.noise.shape[1]):
+            one = replace(energy, noise=energy.noise[:, s : s + 1])
+            with watch_moments(energy.model) as passes:
+                replace(one, x=support).outputs(self._v)
+            moments = {name: seen for p in passes for name, seen in p.items()}
+            frozen: Buffers = {**one.constants, **support_buffers(self.norm_stats, moments)}
+            results.append(replace(one, x=x[None], constants=frozen).outputs(self._v)[0, 0])
+        return torch.stack(results)
+
+    @torch.no_grad()
+    def predict_proba(
+        self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Class probabilities (M, C), averaged over draws from the posterior."""
+        outputs = self.outputs(x, samples, generator)
+        if outputs.dim() != 3 or self._energy.y.is_floating_point():
+            raise ValueError(
+                "predict_proba is for classification (integer targets, logits per class); use "
+                "predict for regression"
+            )
+        return outputs.softmax(-1).mean(0)
+
+    @torch.no_grad()
+    def predict(
+        self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the prediction, each shaped as the model's outputs (M, …).
+
+        The variance is that of the outputs over the posterior plus the likelihood's noise.
+        """
+        outputs = self.outputs(x, samples, generator)
+        mean = outputs.mean(0)
+        variance = (outputs - mean).square().mean(0)
+        noise = self._energy.likelihood.noise_variance()
+        return mean, variance if noise is None else variance + noise.to(variance.dtype)
+
+    def _sampled(self, samples: int, generator: torch.Generator | None) -> TaskEnergy:
+        if samples < 1:
+            raise ValueError(f"samples must be 1 or more, got {samples}")
+        energy = self._energy
+        if not energy.belief.stochastic:
+            return energy
+        seed = self._seed if generator is None else draw_seed(generator)
+        noise = draw_noise(
+            seed,
+            (0,),
+            Stream.PREDICT,
+            samples,
+            energy.layout.size,
+            self._noise,
+            device=self._v.device,
+            dtype=self._v.dtype,
+        )
+        return replace(energy, noise=noise)
+
+    def _check_fresh(self) -> None:
+        if any(t._version != version for t, version in self._watched):
+            raise RuntimeError(
+                "the learner was trained since this posterior was made, so its shared weights are "
+                "others now: call learner.adapt again"
+            )

@@ -1,0 +1,18 @@
+"""How a task is solved: (energy, start) -> solution, with a record of what happened."""
+
+from ibaml.solve.adam import Adam
+from ibaml.solve.base import Descent, Progress, Solution, Solver, energy_and_gradient
+from ibaml.solve.gradient_descent import GradientDescent, NaturalDescent
+from ibaml.solve.newton_cg import NewtonCG
+
+__all__ = [
+    "Adam",
+    "Descent",
+    "GradientDescent",
+    "NaturalDescent",
+    "NewtonCG",
+    "Progress",
+    "Solution",
+    "Solver",
+    "energy_and_gradient",
+]

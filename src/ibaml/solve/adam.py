@@ -1,0 +1,48 @@
+"""Adam, for inner problems whose weights live on different scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ibaml.energy import Energy
+from ibaml.solve.base import Descent, Rate
+
+
+@dataclass(frozen=True)
+class Adam(Descent):
+    """Adam on E with bias correction (as `torch.optim.Adam`), every task with its own moments."""
+
+    lr: Rate = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+
+    def memory(self, v: Tensor) -> tuple[Tensor, ...]:
+        return torch.zeros_like(v), torch.zeros_like(v)
+
+    def move(
+        self,
+        energy: Energy,
+        v: Tensor,
+        gradient: Tensor,
+        memory: tuple[Tensor, ...],
+        step: int,
+        rate: Tensor | float,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        first, second = memory
+        first = self.beta1 * first + (1 - self.beta1) * gradient
+        second = self.beta2 * second + (1 - self.beta2) * gradient.square()
+        corrected = second / (1 - self.beta2 ** (step + 1))
+        # a gradient that is exactly zero has no derivative under the root: its step is zero
+        size = torch.where(corrected > 0, corrected, torch.ones_like(corrected)).sqrt()
+        size = torch.where(corrected > 0, size, torch.zeros_like(size)) + self.eps
+        return v - rate * (first / (1 - self.beta1 ** (step + 1))) / size, (first, second)

@@ -1,0 +1,229 @@
+"""What a solve returns, and the loop that every first-order solver shares."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ibaml.energy import Energy, Slot
+from ibaml.linalg import Reason
+
+Rate = float | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A solution of every task and what happened on the way, per task.
+
+    ``gradient`` and ``energy_after`` are those at ``value``, None where nobody asked for them. A
+    task whose iterates stopped being finite has reason `Reason.NONFINITE` and its start as value.
+    """
+
+    value: Tensor
+    steps: Tensor
+    reason: Tensor
+    energy_before: Tensor
+    energy_after: Tensor | None
+    gradient: Tensor | None
+
+    @property
+    def diverged(self) -> Tensor:
+        return self.reason == Reason.NONFINITE
+
+
+class Solver(Protocol):
+    """Minimise an energy from a start. Solvers are frozen values: their fields are their levers."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def solve(
+        self, energy: Energy, start: Tensor, *, rate: Tensor | None = None, examine: bool = True
+    ) -> Solution:
+        """Minimise ``energy`` without a graph.
+
+        Args:
+            rate: step sizes (dim,) in place of the solver's own (a learned step size).
+            examine: evaluate E and ∇E at the solution, one more evaluation.
+        """
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a first-order solver is: the iterate, its memory (moments), and the record so far."""
+
+    v: Tensor
+    memory: tuple[Tensor, ...]
+    steps: Tensor
+    reason: Tensor
+    energy_before: Tensor
+
+
+def energy_and_gradient(
+    energy: Energy, v: Tensor, create_graph: bool = False
+) -> tuple[Tensor, Tensor]:
+    """E (T,) and ∇E (T, dim) at v."""
+    with torch.enable_grad():
+        if not v.requires_grad:
+            v = v.detach().requires_grad_()
+        value = energy(v)
+        (gradient,) = torch.autograd.grad(value.sum(), v, create_graph=create_graph)
+    return (value, gradient) if create_graph else (value.detach(), gradient)
+
+
+def resolve_rate(rate: Rate, slots: tuple[Slot, ...], like: Tensor) -> Tensor | float:
+    """A number, or patterns over slot names (the first that matches counts) as a vector (dim,)."""
+    if not isinstance(rate, Mapping):
+        return rate
+    vector = like.new_empty(like.shape[-1])
+    used = set()
+    for name, begin, end in slots:
+        for pattern, value in rate.items():
+            if fnmatchcase(name, pattern):
+                vector[begin:end] = value
+                used.add(pattern)
+                break
+        else:
+            raise ValueError(
+                f'lr gives no step size for {name!r}: add it, or a last entry "*" for the rest'
+            )
+    if unused := set(rate) - used:
+        names = [name for name, _, _ in slots]
+        pattern = sorted(unused)[0]
+        near = get_close_matches(pattern, names, n=1, cutoff=0.3) or names[:1]
+        raise ValueError(f"lr: no weight is governed by {pattern!r} (did you mean {near[0]!r}?)")
+    return vector
+
+
+def check_rate(rate: Rate) -> None:
+    for name, value in rate.items() if isinstance(rate, Mapping) else [("lr", rate)]:
+        if not value > 0:
+            raise ValueError(f"lr must be positive, got {value} for {name!r}")
+
+
+@dataclass(frozen=True)
+class Descent(ABC):
+    """The loop of the first-order solvers: exactly ``steps`` steps, unless ``tol`` is given.
+
+    Args:
+        steps: K.
+        lr: a step size, or step sizes by pattern over the names of the weights, e.g.
+            ``{"head.*": 0.1, "log_var.*": 1.0, "*": 0.01}``; log-variances are ``log_var.NAME``.
+        tol: stop a task at ‖∇E‖ ≤ tol (this waits for the device at every step).
+        learn_lr: meta-learn one step size for each adapted tensor, starting from ``lr`` (only
+            under the unrolled rule, where it has a gradient).
+        fresh_noise: draw noise anew at every step. The energy is then no longer one function,
+            which the implicit rule assumes it is.
+    """
+
+    steps: int = 5
+    lr: Rate = 0.01
+    tol: float | None = None
+    learn_lr: bool = False
+    fresh_noise: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"steps must be 0 or more, got {self.steps}")
+        if self.tol is not None and not self.tol > 0:
+            raise ValueError(f"tol must be positive or None, got {self.tol}")
+        check_rate(self.lr)
+
+    def memory(self, v: Tensor) -> tuple[Tensor, ...]:
+        """What the solver remembers besides the iterate, at the start."""
+        return ()
+
+    @abstractmethod
+    def move(
+        self,
+        energy: Energy,
+        v: Tensor,
+        gradient: Tensor,
+        memory: tuple[Tensor, ...],
+        step: int,
+        rate: Tensor | float,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step: the next iterate and memory."""
+
+    def begin(self, start: Tensor) -> Progress:
+        tasks = start.shape[0]
+        zeros = torch.zeros(tasks, dtype=torch.long, device=start.device)
+        return Progress(
+            v=start,
+            memory=self.memory(start),
+            steps=zeros,
+            reason=torch.full_like(zeros, Reason.STEPS),
+            energy_before=start.new_full((tasks,), float("nan")),
+        )
+
+    def advance(
+        self,
+        energy: Energy,
+        progress: Progress,
+        until: int,
+        first: int = 0,
+        *,
+        rate: Tensor | None = None,
+        create_graph: bool = False,
+    ) -> Progress:
+        """Take steps ``first`` … ``until`` − 1; ``create_graph`` keeps what differentiates them."""
+        pace = resolve_rate(self.lr, energy.slots, progress.v) if rate is None else rate
+        for step in range(first, until):
+            active = progress.reason == Reason.STEPS
+            if self.tol is not None and not bool(active.any()):
+                break
+            v = progress.v if create_graph else progress.v.detach()
+            here = energy.resample(step) if self.fresh_noise else energy
+            if create_graph and not v.requires_grad:
+                v = v.detach().requires_grad_()
+            value, gradient = energy_and_gradient(here, v, create_graph)
+            reason = progress.reason
+            if self.tol is not None:
+                done = active & (gradient.detach().norm(dim=-1) <= self.tol)
+                reason = torch.where(done, Reason.CONVERGED, reason)
+            with torch.set_grad_enabled(create_graph):
+                moved, memory = self.move(here, v, gradient, progress.memory, step, pace)
+                sound = moved.detach().isfinite().all(-1)
+                reason = torch.where((reason == Reason.STEPS) & ~sound, Reason.NONFINITE, reason)
+                go = (reason == Reason.STEPS)[:, None]
+                progress = Progress(
+                    v=torch.where(go, moved, v),
+                    memory=tuple(
+                        torch.where(go, new, old)
+                        for new, old in zip(memory, progress.memory, strict=True)
+                    ),
+                    steps=progress.steps + go[:, 0],
+                    reason=reason,
+                    energy_before=value.detach() if step == 0 else progress.energy_before,
+                )
+        return progress
+
+    def finish(self, energy: Energy, start: Tensor, progress: Progress, examine: bool) -> Solution:
+        """Contain what diverged, and look at where we are."""
+        after = gradient = None
+        reason = progress.reason
+        value = progress.v
+        if examine or self.steps == 0:
+            after, gradient = energy_and_gradient(energy, value.detach())
+            reason = torch.where(after.isfinite(), reason, Reason.NONFINITE)
+            if self.tol is not None:
+                small = gradient.norm(dim=-1) <= self.tol
+                reason = torch.where((reason == Reason.STEPS) & small, Reason.CONVERGED, reason)
+        value = torch.where((reason == Reason.NONFINITE)[:, None], start, value)
+        before = after if self.steps == 0 and after is not None else progress.energy_before
+        return Solution(value, progress.steps, reason, before, after, gradient)
+
+    def solve(
+        self, energy: Energy, start: Tensor, *, rate: Tensor | None = None, examine: bool = True
+    ) -> Solution:
+        start = start.detach()
+        progress = self.advance(energy, self.begin(start), self.steps, rate=rate)
+        progress = replace(progress, v=progress.v.detach())
+        return self.finish(energy, start, progress, examine)

@@ -1,0 +1,74 @@
+"""Gradient descent, plain and with the natural-gradient rule for the log-variances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ibaml.energy import Energy, TaskEnergy
+from ibaml.solve.base import Descent
+
+
+@dataclass(frozen=True)
+class GradientDescent(Descent):
+    """v ← v − α∇E(v), K times: the paper's adaptation.
+
+    >>> GradientDescent(steps=10, lr=0.1)
+    GradientDescent(steps=10, lr=0.1, tol=None, learn_lr=False, fresh_noise=False)
+    """
+
+    def move(
+        self,
+        energy: Energy,
+        v: Tensor,
+        gradient: Tensor,
+        memory: tuple[Tensor, ...],
+        step: int,
+        rate: Tensor | float,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return v - rate * gradient, ()
+
+
+@dataclass(frozen=True)
+class NaturalDescent(Descent):
+    """Gradient descent for the means; the precisions of a diagonal Gaussian follow
+
+        1/d_t ← (1 − η)/d_t + η·(1/d + 2∇_d ℓ/κ),
+
+    whose fixed point is that of E. Plain descent moves log-variances too slowly ever to converge,
+    because their curvature is only κ/2. In log-variances the rule is the one line below, since
+    1/d + 2∇_d ℓ/κ = (1 + 2∇_ρ E/κ)/d_t.
+
+    Args:
+        eta: η in (0, 1].
+        floor: a precision never falls by more than this factor in one step (Monte-Carlo noise can
+            make the rule's target negative).
+    """
+
+    eta: float = 0.5
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.eta <= 1:
+            raise ValueError(f"eta must lie in (0, 1], got {self.eta}")
+        if not 0 < self.floor < 1:
+            raise ValueError(f"floor must lie in (0, 1), got {self.floor}")
+
+    def move(
+        self,
+        energy: Energy,
+        v: Tensor,
+        gradient: Tensor,
+        memory: tuple[Tensor, ...],
+        step: int,
+        rate: Tensor | float,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if not isinstance(energy, TaskEnergy) or "log_var" not in energy.belief.blocks:
+            raise ValueError("NaturalDescent needs a belief with variances (ibaml or abml)")
+        plain = v - rate * gradient
+        n = energy.layout.size
+        change = 1 + (2 * self.eta / energy.kappa) * gradient[:, n:]
+        return torch.cat([plain[:, :n], v[:, n:] - change.clamp(min=self.floor).log()], -1), ()

@@ -1,0 +1,116 @@
+"""Newton–CG with a line search: few, expensive steps that converge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ibaml.curvature import Curvature
+from ibaml.energy import Energy, TaskEnergy, detached
+from ibaml.linalg import ConjugateGradient, LinearSolver, Reason
+from ibaml.solve.base import Solution, energy_and_gradient
+
+
+@dataclass(frozen=True)
+class NewtonCG:
+    """Minimise E by steps that solve H p = −∇E by CG, each task with its own line search.
+
+    Args:
+        steps: Newton steps at most.
+        tol: stop a task at ‖∇E‖ ≤ tol.
+        curvature: H; Gauss–Newton is safe anywhere, ``Curvature("energy")`` is quadratic near a
+            solution (a direction of negative curvature is left out).
+        linear_solver: how the Newton equation is solved.
+        radius: no log-variance moves by more than this in one step (trust region).
+        halvings: at most this many halvings of a step.
+    """
+
+    steps: int = 10
+    tol: float | None = None
+    curvature: Curvature = field(default_factory=lambda: Curvature("ggn"))
+    linear_solver: LinearSolver = field(
+        default_factory=lambda: ConjugateGradient(steps=50, tol=1e-3)
+    )
+    radius: float = 2.0
+    halvings: int = 30
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"steps must be 0 or more, got {self.steps}")
+        if self.tol is not None and not self.tol > 0:
+            raise ValueError(f"tol must be positive or None, got {self.tol}")
+        if not self.radius > 0:
+            raise ValueError(f"radius must be positive, got {self.radius}")
+        if self.curvature.kind == "lemma":
+            raise ValueError('NewtonCG minimises E: its curvature is "ggn" or "energy"')
+
+    def solve(
+        self, energy: Energy, start: Tensor, *, rate: Tensor | None = None, examine: bool = True
+    ) -> Solution:
+        energy = detached(energy)
+        start = start.detach()
+        v = start
+        value, gradient = energy_and_gradient(energy, v)
+        before = value
+        reason = torch.full_like(value, Reason.STEPS, dtype=torch.long)
+        reason = torch.where(value.isfinite(), reason, Reason.NONFINITE)
+        steps = torch.zeros_like(reason)
+        for _ in range(self.steps):
+            if self.tol is not None:
+                small = (reason == Reason.STEPS) & (gradient.norm(dim=-1) <= self.tol)
+                reason = torch.where(small, Reason.CONVERGED, reason)
+            active = reason == Reason.STEPS
+            if not bool(active.any()):
+                break
+            p = self._direction(energy, v, gradient)
+            v, moved = self._search(energy, v, p, value, gradient, active)
+            steps = steps + moved
+            reason = torch.where(active & ~moved, Reason.STALLED, reason)
+            value, gradient = energy_and_gradient(energy, v)
+        if self.tol is not None:
+            small = (gradient.norm(dim=-1) <= self.tol) & (reason != Reason.NONFINITE)
+            reason = torch.where(small, Reason.CONVERGED, reason)
+        return Solution(v, steps, reason, before, value, gradient)
+
+    def _direction(self, energy: Energy, v: Tensor, gradient: Tensor) -> Tensor:
+        h = self.curvature.at(energy, v)
+        p = self.linear_solver(h.product, -gradient, h.diagonal).value
+        descends = ((p * gradient).sum(-1, keepdim=True) < 0) & p.isfinite().all(-1, keepdim=True)
+        steepest = -gradient if h.diagonal is None else -gradient / h.diagonal
+        p = torch.where(descends, p, steepest)
+        if isinstance(energy, TaskEnergy) and "log_var" in energy.belief.blocks:
+            reach = p[:, energy.layout.size :].abs().amax(-1, keepdim=True)
+            p = p * (self.radius / reach.clamp(min=self.radius))
+        return p
+
+    def _search(
+        self,
+        energy: Energy,
+        v: Tensor,
+        p: Tensor,
+        value: Tensor,
+        gradient: Tensor,
+        active: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Backtrack to a sufficient decrease, judged up to the rounding of E."""
+        slope = (p * gradient).sum(-1)
+        rounding = 10 * torch.finfo(v.dtype).eps * value.abs().clamp(min=1e-30)
+        length = torch.ones_like(value)
+        accepted = ~active
+        result = v
+        moved = torch.zeros_like(active)
+        for _ in range(self.halvings + 1):
+            trial = v + length[:, None] * p
+            with torch.no_grad():
+                reached = energy(trial)
+            good = ~accepted & (reached <= value + 1e-4 * length * slope + rounding)
+            good &= (trial != v).any(-1)
+            result = torch.where(good[:, None], trial, result)
+            moved |= good
+            accepted |= good
+            if bool(accepted.all()):
+                break
+            length = torch.where(accepted, length, length / 2)
+        return result, moved

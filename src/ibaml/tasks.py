@@ -1,0 +1,208 @@
+"""Where tasks come from: the batch of tasks every learner reads, and synthetic families."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ibaml.seeding import mix
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """T tasks of equal size, each with a support set (to adapt on) and a query set (to judge by).
+
+    Args:
+        support_x: inputs (T, N, …).
+        support_y: targets (T, N) of class labels 0 … W−1, or floating (T, N, …) for regression.
+        query_x: inputs (T, M, …), each example shaped as those of the support set.
+        query_y: targets (T, M, …).
+        keys: one integer per task for its noise, 0 … T−1 unless given.
+        validate: check shapes, labels and values (this waits for the device).
+
+    Tasks of unequal size go into separate batches.
+
+    >>> x = torch.randn(4, 10, 3)
+    >>> len(TaskBatch(x, x.sum(-1), x, x.sum(-1)))
+    4
+    """
+
+    support_x: Tensor
+    support_y: Tensor
+    query_x: Tensor
+    query_y: Tensor
+    keys: Sequence[int] | Tensor | None = None
+    validate: bool = True
+
+    def __post_init__(self) -> None:
+        keys = self.keys
+        if keys is None:
+            keys = range(len(self.support_x))
+        elif isinstance(keys, Tensor):
+            keys = keys.tolist()
+        object.__setattr__(self, "keys", tuple(keys))
+        if self.validate:
+            _check(self)
+
+    def __len__(self) -> int:
+        return self.support_x.shape[0]
+
+    @property
+    def task_keys(self) -> tuple[int, ...]:
+        assert isinstance(self.keys, tuple)
+        return self.keys
+
+    @cached_property
+    def classes(self) -> int | None:
+        """Number of classes (largest label + 1), None for regression."""
+        if self.support_y.is_floating_point():
+            return None
+        return int(torch.maximum(self.support_y.max(), self.query_y.max())) + 1
+
+    def to(self, *args: object, **kwargs: object) -> TaskBatch:
+        """As `Tensor.to`; a dtype applies to floating tensors only."""
+
+        def move(t: Tensor) -> Tensor:
+            moved = t.to(*args, **kwargs)  # type: ignore[call-overload]
+            return moved if t.is_floating_point() else moved.to(t.dtype)
+
+        return TaskBatch(
+            move(self.support_x),
+            move(self.support_y),
+            move(self.query_x),
+            move(self.query_y),
+            self.keys,
+            validate=False,
+        )
+
+    def select(self, tasks: Sequence[int] | slice | Tensor) -> TaskBatch:
+        """Some of the tasks, with their keys."""
+        index = torch.arange(len(self))[tasks] if isinstance(tasks, slice) else tasks
+        index = torch.as_tensor(index, dtype=torch.long)
+        keys = [self.task_keys[i] for i in index.tolist()]
+        index = index.to(self.support_x.device)
+        return TaskBatch(
+            self.support_x[index],
+            self.support_y[index],
+            self.query_x[index],
+            self.query_y[index],
+            keys,
+            validate=False,
+        )
+
+
+def _check(batch: TaskBatch) -> None:
+    fields = {
+        name: getattr(batch, name) for name in ("support_x", "support_y", "query_x", "query_y")
+    }
+    for name, t in fields.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+        if t.dim() < 2:
+            raise ValueError(
+                f"{name} needs the dimensions (tasks, examples, …), got shape {tuple(t.shape)}"
+            )
+        if 0 in t.shape[:2]:
+            raise ValueError(f"{name} has no tasks or no examples: shape {tuple(t.shape)}")
+
+    def shapes(a: str, b: str) -> str:
+        return f"{a} has shape {tuple(fields[a].shape)}, {b} has shape {tuple(fields[b].shape)}"
+
+    for name in ("support_y", "query_x", "query_y"):
+        if fields[name].shape[0] != len(batch):
+            raise ValueError(f"the number of tasks differs: {shapes('support_x', name)}")
+    for x, y in (("support_x", "support_y"), ("query_x", "query_y")):
+        if fields[x].shape[1] != fields[y].shape[1]:
+            raise ValueError(f"the number of examples differs: {shapes(x, y)}")
+    for a, b in (("support_x", "query_x"), ("support_y", "query_y")):
+        if fields[a].shape[2:] != fields[b].shape[2:]:
+            raise ValueError(f"one example differs in shape: {shapes(a, b)}")
+        if fields[a].dtype != fields[b].dtype:
+            raise ValueError(f"mixed dtypes: {a} is {fields[a].dtype}, {b} is {fields[b].dtype}")
+    devices = {name: t.device for name, t in fields.items()}
+    if len(set(devices.values())) > 1:
+        listing = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"mixed devices: {listing}; move the batch with .to(device)")
+    for x, y in (("support_x", "support_y"), ("query_x", "query_y")):
+        both = fields[x].is_floating_point() and fields[y].is_floating_point()
+        if both and fields[x].dtype != fields[y].dtype:
+            raise ValueError(f"mixed dtypes: {x} is {fields[x].dtype}, {y} is {fields[y].dtype}")
+    for name, t in fields.items():
+        if t.is_complex():
+            raise ValueError(f"{name} is complex; real inputs and targets are needed")
+        if t.is_floating_point() and not bool(t.isfinite().all()):
+            bad = (~t.isfinite()).flatten(1).any(1).nonzero()[0].item()
+            raise ValueError(f"{name} holds a NaN or an infinity (first in task {bad})")
+    if len(batch.task_keys) != len(batch):
+        raise ValueError(f"keys has {len(batch.task_keys)} entries for {len(batch)} tasks")
+    if not fields["support_y"].is_floating_point():
+        _check_labels(fields["support_y"], fields["query_y"])
+
+
+def _check_labels(support: Tensor, query: Tensor) -> None:
+    for name, y in (("support_y", support), ("query_y", query)):
+        low = int(y.min())
+        if low < 0:
+            raise ValueError(f"{name} has label {low}; labels are 0 … ways − 1")
+    top, most = int(support.max()), int(query.max())
+    if top >= support.shape[1] and support.dim() == 2:
+        raise ValueError(
+            f"support_y has label {top} with {support.shape[1]} examples a task, so some class has "
+            "none; number the classes of every task 0 … ways − 1"
+        )
+    if most > top:
+        raise ValueError(
+            f"query_y has label {most}, out of range: the largest label in support_y is {top}"
+        )
+
+
+@dataclass(frozen=True)
+class Sinusoids:
+    """The family y = a·sin(x + φ) of few-shot regression: a in [0.1, 5], φ in [0, π], x in [−5, 5].
+
+    A task depends on its seed and its key alone.
+
+    >>> Sinusoids().batch(seed=0, keys=range(8), support=5, query=10).support_x.shape
+    torch.Size([8, 5, 1])
+    """
+
+    amplitude: tuple[float, float] = (0.1, 5.0)
+    phase: tuple[float, float] = (0.0, math.pi)
+    x_range: tuple[float, float] = (-5.0, 5.0)
+    noise: float = 0.0
+
+    def task(self, seed: int, key: int) -> tuple[float, float, torch.Generator]:
+        """Amplitude and phase of one task, and the generator its points come from."""
+        generator = torch.Generator().manual_seed(mix(seed, key))
+        a, phi = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
+        low, high = self.amplitude
+        first, last = self.phase
+        return low + (high - low) * a, first + (last - first) * phi, generator
+
+    def batch(
+        self,
+        seed: int,
+        keys: Sequence[int],
+        support: int,
+        query: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> TaskBatch:
+        """One batch: ``support`` and ``query`` points for every key."""
+        xs, ys = [], []
+        low, high = self.x_range
+        for key in keys:
+            a, phi, generator = self.task(seed, key)
+            x = low + (high - low) * torch.rand(support + query, 1, generator=generator)
+            y = a * torch.sin(x + phi)
+            y = y + self.noise * torch.randn(y.shape, generator=generator)
+            xs.append(x)
+            ys.append(y)
+        x, y = torch.stack(xs).to(dtype), torch.stack(ys).to(dtype)
+        return TaskBatch(
+            x[:, :support], y[:, :support], x[:, support:], y[:, support:], keys=tuple(keys)
+        )

@@ -1,0 +1,54 @@
+"""Point belief: v = w, one weight vector a task, with an optional isotropic Gaussian prior."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ibaml.weights.belief import Prior
+
+
+@dataclass(frozen=True)
+class Point:
+    """One weight vector a task. With ``lam`` the energy has λ/2·‖w − θ‖² (iMAML); without, the
+    prior mean is only where adaptation starts (MAML)."""
+
+    lam: float = 0.0
+    blocks: tuple[str, ...] = ("mean",)
+    stochastic: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.lam >= 0:
+            raise ValueError(f"lam must be 0 or more, got {self.lam}")
+
+    @property
+    def has_prior(self) -> bool:
+        return self.lam > 0
+
+    def weight(self, beta: float, examples: int) -> float:
+        return 1.0
+
+    def start(self, prior: Prior, tasks: int) -> Tensor:
+        return prior[0].expand(tasks, -1)
+
+    def sample(self, v: Tensor, noise: Tensor) -> Tensor:
+        return v[:, None].expand(-1, noise.shape[1], -1)
+
+    def penalty(self, v: Tensor, prior: Prior) -> Tensor:
+        return self.lam / 2 * (v - prior[0]).square().sum(-1)
+
+    def precision(self, v: Tensor, prior: Prior) -> Tensor:
+        return torch.full_like(v, self.lam)
+
+    def prior_product(self, v: Tensor, prior: Prior, u: Tensor) -> Prior:
+        return (self.lam * u.sum(0),)
+
+    def log_density(self, weights: Tensor, v: Tensor) -> Tensor:
+        """Of the isotropic Gaussian N(v, I/λ) around v."""
+        if not self.has_prior:
+            raise ValueError("a point without a prior has no density: give it lam > 0")
+        squares = self.lam * (weights - v[:, None]).square().sum(-1)
+        return -(squares + v.shape[-1] * math.log(2 * math.pi / self.lam)) / 2
