@@ -220,35 +220,32 @@ class MetaLearner(nn.Module):
         total = torch.where(left_out, torch.zeros_like(losses), losses).sum()
         return torch.where(count > 0, total / count.clamp(min=1), float("nan"))
 
-    def _losses(self, batch: TaskBatch, seed: int) -> tuple[Tensor, Record]:
+    def problem(self, batch: TaskBatch, seed: int) -> tuple[TaskEnergy, TaskEnergy]:
+        """The energies of the support sets (what is solved) and of the query sets (what the
+        objective reads), with the noise that belongs to the seed."""
         layout = self.layout.for_classes(batch.classes or 0)
-        plan = self.norm_plan("batch")
         draw = partial(self._draw, seed, batch.task_keys, layout.size)
-        support = self.energy(
-            batch.support_x, batch.support_y, draw(Stream.ADAPT, self.samples), layout, plan
-        )
+        noise = draw(Stream.ADAPT, self.samples)
         support = replace(
-            support, redraw=lambda step: draw(Stream.ADAPT, self.samples, step=step + 1)
+            self.energy(batch.support_x, batch.support_y, noise, layout),
+            redraw=lambda step: draw(Stream.ADAPT, self.samples, step=step + 1),
         )
+        if self.objective.noise == "fresh":
+            noise = draw(Stream.META, self.objective.samples or self.samples)
+        return support, replace(support, x=batch.query_x, y=batch.query_y, noise=noise)
+
+    def _losses(self, batch: TaskBatch, seed: int) -> tuple[Tensor, Record]:
+        support, query = self.problem(batch, seed)
         start = self.belief.start(support.meta.prior, len(batch))
         record = Record()
-        v = self.gradient(
-            support, start, self.solver, record, rate=self._rate(layout), examine=self.diagnose
-        )
+        rate = self._rate(support.layout)
+        v = self.gradient(support, start, self.solver, record, rate=rate, examine=self.diagnose)
         if isinstance(self.gradient, Reptile):
             return (start - v).square().sum(-1) / 2, record
-        fresh = self.objective.noise == "fresh" and self.belief.stochastic
-        samples = (self.objective.samples or self.samples) if self.belief.stochastic else 1
-        query = replace(
-            support,
-            x=batch.query_x,
-            y=batch.query_y,
-            noise=draw(Stream.META, samples) if fresh else support.noise,
-        )
         if self.training and norm_layers(self.model):
             with watch_moments(self.model) as passes:
                 losses = self.objective(v, support, query)
-            update_running(self.model, plan, passes)
+            update_running(self.model, self.norm_plan("batch"), passes)
         else:
             losses = self.objective(v, support, query)
         return losses, record

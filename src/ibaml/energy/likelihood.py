@@ -50,7 +50,8 @@ class Gaussian(Likelihood):
         super().__init__()
         if not noise > 0:
             raise ValueError(f"noise must be positive (a standard deviation), got {noise}")
-        log_noise = torch.tensor(math.log(noise))
+        # in full precision here; the learner casts it to the model's dtype
+        log_noise = torch.tensor(math.log(noise), dtype=torch.float64)
         if learn:
             self.log_noise = nn.Parameter(log_noise)
         else:

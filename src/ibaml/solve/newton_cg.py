@@ -67,12 +67,20 @@ class NewtonCG:
             p = self._direction(energy, v, gradient)
             v, moved = self._search(energy, v, p, value, gradient, active)
             steps = steps + moved
-            reason = torch.where(active & ~moved, Reason.STALLED, reason)
+            size, last = gradient.norm(dim=-1), value
             value, gradient = energy_and_gradient(energy, v)
+            # at the rounding of E only the gradient can tell progress from wandering
+            level = value >= last - self._rounding(last)
+            idle = ~moved | (level & (gradient.norm(dim=-1) > size / 2))
+            reason = torch.where(active & idle, Reason.STALLED, reason)
         if self.tol is not None:
             small = (gradient.norm(dim=-1) <= self.tol) & (reason != Reason.NONFINITE)
             reason = torch.where(small, Reason.CONVERGED, reason)
         return Solution(v, steps, reason, before, value, gradient)
+
+    @staticmethod
+    def _rounding(value: Tensor) -> Tensor:
+        return 10 * torch.finfo(value.dtype).eps * value.abs().clamp(min=1e-30)
 
     def _direction(self, energy: Energy, v: Tensor, gradient: Tensor) -> Tensor:
         h = self.curvature.at(energy, v)
@@ -96,7 +104,7 @@ class NewtonCG:
     ) -> tuple[Tensor, Tensor]:
         """Backtrack to a sufficient decrease, judged up to the rounding of E."""
         slope = (p * gradient).sum(-1)
-        rounding = 10 * torch.finfo(v.dtype).eps * value.abs().clamp(min=1e-30)
+        rounding = self._rounding(value)
         length = torch.ones_like(value)
         accepted = ~active
         result = v
