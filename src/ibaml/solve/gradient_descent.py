@@ -42,12 +42,12 @@ class NaturalDescent(Descent):
     1/d + 2∇_d ℓ/κ = (1 + 2∇_ρ E/κ)/d_t.
 
     Args:
-        eta: η in (0, 1].
+        eta: η in (0, 1]; smaller is steadier where the loss is far from quadratic.
         floor: a precision never falls by more than this factor in one step (Monte-Carlo noise can
             make the rule's target negative).
     """
 
-    eta: float = 0.5
+    eta: float = 0.2
     floor: float = 0.1
 
     def __post_init__(self) -> None:

@@ -65,22 +65,13 @@ class NewtonCG:
             if not bool(active.any()):
                 break
             p = self._direction(energy, v, gradient)
-            v, moved = self._search(energy, v, p, value, gradient, active)
+            v, value, gradient, moved = self._search(energy, v, p, value, gradient, active)
             steps = steps + moved
-            size, last = gradient.norm(dim=-1), value
-            value, gradient = energy_and_gradient(energy, v)
-            # at the rounding of E only the gradient can tell progress from wandering
-            level = value >= last - self._rounding(last)
-            idle = ~moved | (level & (gradient.norm(dim=-1) > size / 2))
-            reason = torch.where(active & idle, Reason.STALLED, reason)
+            reason = torch.where(active & ~moved, Reason.STALLED, reason)
         if self.tol is not None:
             small = (gradient.norm(dim=-1) <= self.tol) & (reason != Reason.NONFINITE)
             reason = torch.where(small, Reason.CONVERGED, reason)
         return Solution(v, steps, reason, before, value, gradient)
-
-    @staticmethod
-    def _rounding(value: Tensor) -> Tensor:
-        return 10 * torch.finfo(value.dtype).eps * value.abs().clamp(min=1e-30)
 
     def _direction(self, energy: Energy, v: Tensor, gradient: Tensor) -> Tensor:
         h = self.curvature.at(energy, v)
@@ -101,24 +92,25 @@ class NewtonCG:
         value: Tensor,
         gradient: Tensor,
         active: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Backtrack to a sufficient decrease, judged up to the rounding of E."""
-        slope = (p * gradient).sum(-1)
-        rounding = self._rounding(value)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Backtrack to a sufficient decrease of E, or, where E is flat to rounding, of ‖∇E‖."""
+        slope, size = (p * gradient).sum(-1), gradient.norm(dim=-1)
+        grain = torch.finfo(v.dtype).eps * value.abs()
+        flat = slope.abs() <= 100 * grain
         length = torch.ones_like(value)
-        accepted = ~active
-        result = v
         moved = torch.zeros_like(active)
+        result, reached, bent = v, value, gradient
         for _ in range(self.halvings + 1):
             trial = v + length[:, None] * p
-            with torch.no_grad():
-                reached = energy(trial)
-            good = ~accepted & (reached <= value + 1e-4 * length * slope + rounding)
-            good &= (trial != v).any(-1)
+            trial_value, trial_gradient = energy_and_gradient(energy, trial)
+            decreases = trial_value <= value + 1e-4 * length * slope
+            settles = (trial_gradient.norm(dim=-1) < size) & (trial_value <= value + 100 * grain)
+            good = active & ~moved & torch.where(flat, settles, decreases)
             result = torch.where(good[:, None], trial, result)
-            moved |= good
-            accepted |= good
-            if bool(accepted.all()):
+            reached = torch.where(good, trial_value, reached)
+            bent = torch.where(good[:, None], trial_gradient, bent)
+            moved = moved | good
+            if bool((moved | ~active).all()):
                 break
-            length = torch.where(accepted, length, length / 2)
-        return result, moved
+            length = torch.where(moved, length, length / 2)
+        return result, reached, bent, moved

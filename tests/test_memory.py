@@ -1,0 +1,66 @@
+"""Memory that does not grow with the adaptation steps, nor with the number of adaptations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from live_bytes import live_bytes_after, peak_bytes
+from problems import class_batch
+from torch import nn
+
+import ibaml
+from ibaml import GradientDescent, Unrolled
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return ibaml.nn.conv4(2, channels=4, in_channels=1, image_size=16)
+
+
+def batch() -> ibaml.TaskBatch:
+    return class_batch((1, 16, 16), ways=2, shots=2, query=4).to(torch.float32)
+
+
+def peak(steps: int, method: str, **options) -> int:
+    learner = getattr(ibaml.methods, method)(network(), steps=steps, lr=0.001, **options)
+    tasks = batch()
+    return peak_bytes(lambda: learner(tasks).backward())
+
+
+@pytest.mark.parametrize("adapt", ["all", "head"])
+@pytest.mark.parametrize("curvature", ["energy", "ggn"])
+def test_implicit_memory_does_not_grow_with_steps(curvature, adapt):
+    options = {"curvature": curvature, "samples": 2, "adapt": adapt}
+    assert peak(50, "ibaml", **options) <= 1.05 * peak(1, "ibaml", **options)
+
+
+def test_unrolled_memory_grows_and_recomputation_bounds_it():
+    """The measure itself must be able to see growth."""
+    one, many = (peak(k, "maml") for k in (1, 16))
+    bounded = peak(16, "maml", gradient=Unrolled(recompute=True))
+    assert many > 4 * one
+    assert bounded < 0.6 * many
+
+
+def test_a_hundred_adaptations_leave_memory_where_it_was():
+    learner = ibaml.methods.ibaml(network(), solver=GradientDescent(2, 0.001), samples=2)
+    tasks = batch()
+    x, y = tasks.support_x[0], tasks.support_y[0]
+
+    def adaptations(n: int):
+        def run() -> None:
+            for _ in range(n):
+                learner.adapt(x, y).predict_proba(x, samples=2)
+
+        return run
+
+    assert live_bytes_after(adaptations(100)) <= live_bytes_after(adaptations(1)) + 1024
+
+
+def test_no_graph_is_kept_by_adaptation():
+    learner = ibaml.methods.ibaml(network(), steps=2, lr=0.001, samples=2)
+    tasks = batch()
+    posterior = learner.adapt(tasks.support_x[0], tasks.support_y[0])
+    tensors = [*posterior.mean.values(), *posterior.log_var.values()]
+    tensors += [posterior.predict_proba(tasks.query_x[0]), posterior.solution.gradient]
+    assert all(not t.requires_grad for t in tensors)

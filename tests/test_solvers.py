@@ -1,0 +1,194 @@
+"""Every solver: it minimises, it says what happened, and one ill task harms no other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles import F64, generator, gradients, relative
+from problems import class_batch, mlp_model, regression_batch
+from torch import nn
+
+import ibaml
+from ibaml import Adam, Curvature, GradientDescent, NaturalDescent, NewtonCG, Reason, TaskBatch
+
+SOLVERS = {
+    "descent": GradientDescent(3000, 0.3, tol=1e-8),
+    "adam": Adam(3000, 0.01, tol=1e-8),
+    "newton-ggn": NewtonCG(100, tol=1e-8),
+    "newton-energy": NewtonCG(100, tol=1e-8, curvature=Curvature("energy")),
+}
+
+
+def problem(**options):
+    learner = ibaml.methods.ibaml(mlp_model(), init_log_var=-1.0, samples=4, beta=0.5, **options)
+    support, _ = learner.problem(class_batch((3,)), 0)
+    return support, learner.belief.start(support.meta.prior, 2).detach()
+
+
+@pytest.mark.parametrize("name", list(SOLVERS))
+def test_it_converges_and_says_so(name):
+    """A point with a proximal term: smooth, with one minimum near the start."""
+    learner = ibaml.methods.imaml(mlp_model(), lam=0.5)
+    energy, _ = learner.problem(class_batch((3,)), 0)
+    start = learner.belief.start(energy.meta.prior, 2).detach()
+    solution = SOLVERS[name].solve(energy, start)
+    assert solution.reason.tolist() == [Reason.CONVERGED] * 2
+    assert (solution.steps > 0).all()
+    assert (solution.steps < SOLVERS[name].steps).all()
+    assert solution.gradient.norm(dim=-1).max() <= 1e-8
+    assert (solution.energy_after < solution.energy_before).all()
+    reference = SOLVERS["newton-energy"].solve(energy, start).value
+    assert relative(solution.value, reference) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [NaturalDescent(4000, 0.2, tol=1e-9, eta=0.1), NewtonCG(500, tol=1e-9)],
+    ids=["natural", "newton-ggn"],
+)
+def test_gaussian_tasks_converge_in_both_blocks(solver):
+    energy, start = problem()
+    solution = solver.solve(energy, start)
+    assert solution.reason.tolist() == [Reason.CONVERGED] * 2
+    n = energy.layout.size
+    assert solution.gradient[:, :n].norm() <= 1e-8
+    assert solution.gradient[:, n:].norm() <= 1e-8
+
+
+@pytest.mark.parametrize("solver", [GradientDescent(7), NaturalDescent(7), Adam(7), NewtonCG(2)])
+def test_exactly_k_steps_without_a_tolerance(solver):
+    energy, start = problem()
+    solution = solver.solve(energy, start)
+    assert solution.steps.tolist() == [solver.steps] * 2
+    assert solution.reason.tolist() == [Reason.STEPS] * 2
+
+
+def test_newton_decreases_the_energy_at_every_step():
+    energy, start = problem()
+    values = [NewtonCG(k).solve(energy, start).energy_after for k in range(6)]
+    assert all((b <= a + 1e-12).all() for a, b in zip(values, values[1:], strict=False))
+
+
+def test_newton_respects_the_trust_region_of_the_log_variances():
+    energy, start = problem()
+    n = energy.layout.size
+    moved = NewtonCG(1, radius=0.25).solve(energy, start).value[:, n:] - start[:, n:]
+    assert moved.abs().max() <= 0.25 + 1e-12
+
+
+def test_step_sizes_by_group():
+    energy, start = problem()
+    by_group = GradientDescent(1, {"0.*": 0.5, "log_var.*": 0.0 + 1e-12, "*": 0.1})
+    _, gradient = ibaml.solve.energy_and_gradient(energy, start)
+    moved = by_group.solve(energy, start).value - start
+    for name, begin, end in energy.slots:
+        rate = 0.5 if name.startswith("0.") else 1e-12 if "log_var" in name else 0.1
+        assert torch.allclose(moved[:, begin:end], -rate * gradient[:, begin:end], atol=1e-14)
+
+
+def wild_batch() -> TaskBatch:
+    """Three regression tasks of which the middle one's targets are enormous."""
+    batch = regression_batch(tasks=3)
+    y = batch.support_y.clone()
+    y[1] *= 1e200
+    return TaskBatch(batch.support_x, y, batch.query_x, batch.query_y)
+
+
+def sound_batch() -> TaskBatch:
+    batch = regression_batch(tasks=3)
+    return TaskBatch(
+        batch.support_x, batch.support_y, batch.query_x, batch.query_y, keys=[0, 1, 2]
+    ).select([0, 2])
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).to(F64)
+
+
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("maml", {}),
+        ("fomaml", {}),
+        ("imaml", {}),
+        ("imaml", {"adapt": "head"}),
+        ("abml", {"init_log_var": -2.0}),
+        ("ibaml", {"init_log_var": -2.0}),
+        ("ibaml", {"init_log_var": -2.0, "curvature": "energy", "adapt": "head"}),
+        ("reptile", {}),
+    ],
+)
+def test_a_diverging_task_is_contained_and_reported(method, options, execution):
+    """Its neighbours' gradient is exactly that of the batch without it."""
+    options = {"steps": 6, "lr": 0.1, "execution": execution, **options}
+    learner = getattr(ibaml.methods, method)(network(), **options)
+    found = gradients(learner, wild_batch())
+    assert learner.diagnostics.diverged.tolist() == [False, True, False]
+    assert learner.diagnostics.reason[1] == Reason.NONFINITE
+    alone = getattr(ibaml.methods, method)(network(), **options)
+    expected = gradients(alone, sound_batch())
+    for block, g in expected.items():
+        assert found[block].isfinite().all()
+        assert relative(found[block], g) <= 1e-12, block
+
+
+@pytest.mark.parametrize("method", ["maml", "ibaml"])
+def test_if_all_diverge_the_loss_is_nan_and_the_gradients_are_zero(method):
+    learner = getattr(ibaml.methods, method)(network(), steps=6, lr=0.01)
+    batch = wild_batch().select([1])
+    loss = learner(batch, generator())
+    assert loss.isnan()
+    loss.backward()
+    for p in learner.parameters():
+        assert p.grad is None or (p.grad == 0).all()
+    with pytest.warns(RuntimeWarning, match="prior"):
+        learner.adapt(batch.support_x[0], batch.support_y[0])
+
+
+def test_negative_curvature_is_reported_and_harms_no_other_task():
+    """A loss concave in one task's data: H is indefinite there, and only there."""
+
+    def loss(outputs, y):
+        return (y * outputs.square()).sum(-1)  # y < 0 bends downwards
+
+    x = torch.ones(2, 3, 1, dtype=F64)
+    y = torch.ones(2, 3, 1, dtype=F64)
+    y[1] = -5.0
+    net = nn.Linear(1, 1, bias=False).to(F64)
+    learner = ibaml.methods.imaml(net, lam=1.0, likelihood=loss, steps=1, lr=0.01)
+    batch = TaskBatch(x, y, x, torch.ones_like(y))
+    learner(batch).backward()
+    assert learner.diagnostics.negative_curvature.tolist() == [False, True]
+    assert net.weight.grad.isfinite().all()
+    # the ill task adds nothing (its solve stopped at zero), the sound one its exact gradient
+    w = learner.diagnostics.record.solution.value[0, 0]
+    expected = 2 * w / (1 + 2) / 2  # λ/(H)·∇₁L, averaged over two tasks
+    assert net.weight.grad.item() == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_diagnostics_tell_the_story():
+    learner = ibaml.methods.ibaml(mlp_model(), init_log_var=-3.0)
+    with pytest.raises(RuntimeError, match="call the learner"):
+        _ = learner.diagnostics
+    batch = class_batch((3,))
+    loss = learner(batch, generator())
+    d = learner.diagnostics
+    assert d.cg_residual is None
+    loss.backward()
+    d = learner.diagnostics
+    assert d.energy_after.shape == d.energy_before.shape == (2,)
+    assert set(d.gradient_norm) == {"mean", "log_var"}
+    assert d.cg_steps.tolist() == [5, 5]
+    assert (d.cg_residual < 1).all()
+    assert d.steps.tolist() == [5, 5]
+    assert not d.diverged.any()
+    assert not d.negative_curvature.any()
+    text = str(d)
+    assert "CG residual" in text
+    assert len(text.splitlines()) == 3
+    learner.diagnose = False
+    learner(batch).backward()
+    assert learner.diagnostics.gradient_norm is None
+    assert str(learner.diagnostics)
