@@ -1,4 +1,4 @@
-"""Peak bytes of live tensors on the CPU, counted storage by storage as torch makes and frees them."""
+"""Peak bytes of live tensors on the CPU, counted storage by storage as they come and go."""
 
 from __future__ import annotations
 

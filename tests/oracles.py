@@ -146,7 +146,8 @@ def dense_gradients(learner: MetaLearner, batch: TaskBatch) -> dict[str, Tensor]
         theta = tuple(x.detach().clone().requires_grad_() for x in support.theta)
         point = v.value.detach().clone().requires_grad_()
 
-        h = torch.autograd.functional.hessian(lambda p: support.bind(theta)(p).sum(), point)
+        energy = support.bind(theta)
+        h = torch.autograd.functional.hessian(lambda p, e=energy: e(p).sum(), point)
         h = h.reshape(point.numel(), point.numel()).detach()
         losses = learner.objective(point, support.bind(theta), query.bind(theta))
         b, *direct = torch.autograd.grad(losses.sum(), (point, *theta), allow_unused=True)

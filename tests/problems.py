@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from oracles import F64
 from torch import nn
 
 from ibaml import TaskBatch
+from oracles import F64
 
 
 def linear_model(features: int = 4) -> nn.Module:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import F64, relative
-from problems import class_batch, conv_model, mlp_model, regression_batch
 from torch import nn
 
 import ibaml
 from ibaml import Curvature
 from ibaml.linalg import dense_matrix
+from oracles import F64, relative
+from problems import class_batch, conv_model, mlp_model, regression_batch
 
 ACTIVATIONS = [nn.Tanh, nn.ReLU, nn.GELU, nn.Softplus]
 

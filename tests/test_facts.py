@@ -8,8 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import F64, converged, dense_gradients, generator, gradients, relative, seed
-from problems import class_batch, linear_model, mlp_model, regression_batch
 from torch import nn
 
 import ibaml
@@ -27,6 +25,8 @@ from ibaml import (
     Unrolled,
 )
 from ibaml.linalg import dense_matrix
+from oracles import F64, converged, dense_gradients, generator, gradients, relative, seed
+from problems import class_batch, linear_model, mlp_model, regression_batch
 
 
 def moment_exact(n: int, tasks: int) -> torch.Tensor:

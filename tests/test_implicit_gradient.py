@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
+import ibaml
+from ibaml import Curvature, Dense, Gaussian, GradientDescent, Implicit
 from oracles import (
     converged,
     dense_gradients,
@@ -15,10 +19,6 @@ from oracles import (
     smallest_eigenvalue,
 )
 from problems import class_batch, conv_model, linear_model, mlp_model, regression_batch
-from torch import nn
-
-import ibaml
-from ibaml import Curvature, Dense, Gaussian, GradientDescent, Implicit
 
 MODELS = {
     "linear": (linear_model, lambda: regression_batch()),

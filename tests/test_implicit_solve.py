@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from live_bytes import peak_bytes
-from oracles import F64, gradients, relative
-from problems import class_batch, mlp_model
 from torch import nn
 from torch.func import functional_call
 
 import ibaml
 from ibaml import Adam, Curvature, Dense, GradientDescent, Record, implicit_solve
+from live_bytes import peak_bytes
+from oracles import F64, gradients, relative
+from problems import class_batch, mlp_model
 
 RNG = torch.Generator().manual_seed(0)
 X = torch.randn(20, 5, generator=RNG, dtype=F64)

@@ -113,7 +113,7 @@ def test_scale_of_the_system_does_not_matter(exponent):
 
 
 def test_ill_conditioned_with_the_priors_preconditioner():
-    """A task's H is the prior's diagonal over many orders of magnitude, plus a small full matrix."""
+    """A task's H: the prior's diagonal over many orders of magnitude, plus a small full matrix."""
     n = 60
     diagonal = torch.logspace(-6, 6, n, dtype=F64)
     a = torch.diag(diagonal) + 1e-6 * spd(n, 100, 9)

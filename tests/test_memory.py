@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from live_bytes import live_bytes_after, peak_bytes
-from problems import class_batch
 from torch import nn
 
 import ibaml
 from ibaml import GradientDescent, Unrolled
+from live_bytes import live_bytes_after, peak_bytes
+from problems import class_batch
 
 
 def network() -> nn.Module:

@@ -5,14 +5,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import F64, blocks, finite_difference_errors, five_point, generator, gradients
-from oracles import converged, exact_cg
-from problems import class_batch
 from torch import nn
 
 import ibaml
 from ibaml import Curvature, FirstOrder, Implicit, Unrolled
 from ibaml.execution import norm_layers
+from oracles import (
+    F64,
+    blocks,
+    converged,
+    exact_cg,
+    finite_difference_errors,
+    five_point,
+    generator,
+    gradients,
+)
+from problems import class_batch
 
 NORMS = {
     "batch": lambda: nn.BatchNorm2d(2),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import F64
-from problems import class_batch, mlp_model, regression_batch
 from torch import nn
 
 import ibaml
 from ibaml import Gaussian, NaturalDescent
+from oracles import F64
+from problems import class_batch, mlp_model, regression_batch
 
 
 def classifier(**options) -> ibaml.MetaLearner:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
-from oracles import F64, generator, gradients, relative
-from problems import class_batch, mlp_model, regression_batch
 from torch import nn
 
 import ibaml
 from ibaml import Adam, Curvature, GradientDescent, NaturalDescent, NewtonCG, Reason, TaskBatch
+from oracles import F64, generator, gradients, relative
+from problems import class_batch, mlp_model, regression_batch
 
 SOLVERS = {
     "descent": GradientDescent(3000, 0.3, tol=1e-8),
@@ -66,7 +68,7 @@ def test_exactly_k_steps_without_a_tolerance(solver):
 def test_newton_decreases_the_energy_at_every_step():
     energy, start = problem()
     values = [NewtonCG(k).solve(energy, start).energy_after for k in range(6)]
-    assert all((b <= a + 1e-12).all() for a, b in zip(values, values[1:], strict=False))
+    assert all((b <= a + 1e-12).all() for a, b in pairwise(values))
 
 
 def test_newton_respects_the_trust_region_of_the_log_variances():
@@ -84,6 +86,15 @@ def test_step_sizes_by_group():
     for name, begin, end in energy.slots:
         rate = 0.5 if name.startswith("0.") else 1e-12 if "log_var" in name else 0.1
         assert torch.allclose(moved[:, begin:end], -rate * gradient[:, begin:end], atol=1e-14)
+
+
+def test_an_energy_that_blows_up_is_divergence_though_finite():
+    energy, start = problem()
+    solution = GradientDescent(30, 100.0).solve(energy, start)
+    assert solution.value.isfinite().all()
+    assert solution.diverged.all()
+    assert torch.equal(solution.value, start)
+    assert (solution.energy_after > 1e3).all()
 
 
 def wild_batch() -> TaskBatch:

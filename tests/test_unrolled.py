@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import F64, SEED, generator, gradients, relative, seed
-from problems import class_batch, conv_model, mlp_model, regression_batch
 from torch import nn
 from torch.func import functional_call
 
 import ibaml
 from ibaml import Adam, GradientDescent, NaturalDescent, Unrolled
 from ibaml.energy import Stream, draw_noise
+from oracles import F64, SEED, generator, gradients, relative, seed
+from problems import class_batch, conv_model, mlp_model, regression_batch
 
 LR, STEPS = 0.1, 4
 

@@ -8,8 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import F64, generator, relative, seed
-from problems import class_batch, mlp_model, regression_batch
 from torch import distributions as dist
 from torch import nn
 
@@ -18,6 +16,8 @@ from ibaml import Categorical, Gaussian
 from ibaml.energy import Stream, draw_noise
 from ibaml.seeding import mix
 from ibaml.weights import DiagonalGaussian, Layout, Point, assign_roles
+from oracles import F64, generator, relative, seed
+from problems import class_batch, mlp_model, regression_batch
 
 numbers = st.floats(-3, 3)
 

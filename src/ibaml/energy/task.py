@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from ibaml.energy.base import Slot
 from ibaml.energy.likelihood import Likelihood
-from ibaml.execution import Run, twice_differentiable
+from ibaml.execution import Run
 from ibaml.weights import Belief, Layout, Prior
 
 
@@ -93,10 +93,8 @@ class TaskEnergy:
 
     def outputs(self, v: Tensor) -> Tensor:
         """The network's outputs, (T, S, N, …)."""
-        with twice_differentiable(self.model):
-            return self.run(
-                self.model, self.weights(v), {**self.constants, **self.meta.shared}, self.x
-            )
+        constants = {**self.constants, **self.meta.shared}
+        return self.run(self.model, self.weights(v), constants, self.x)
 
     def nll(self, outputs: Tensor) -> Tensor:
         """nll of every sample and example, (T, S, N)."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Literal
 
 from torch import Tensor, nn
 
-from ibaml.execution.call import call, twice_differentiable
+from ibaml.execution.call import twice_differentiable
 from ibaml.execution.loop import run_loop
 from ibaml.execution.norm import (
     NORM_STATS,
@@ -33,6 +34,23 @@ def choose(model: nn.Module, strategy: Strategy = "auto") -> Run:
 
     ``"auto"`` takes vmap for plain dense networks, where it is much faster, and the loop elsewhere.
     """
+    run = _strategy(model, strategy)
+    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
+
+    @wraps(run)
+    def guarded(
+        model: nn.Module,
+        weights: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor | None],
+        x: Tensor,
+    ) -> Tensor:
+        with twice_differentiable(recurrent):
+            return run(model, weights, constants, x)
+
+    return guarded
+
+
+def _strategy(model: nn.Module, strategy: Strategy) -> Run:
     unsafe = unsafe_layers(model)
     if strategy == "auto":
         return run_loop if unsafe else run_vmap
@@ -56,7 +74,6 @@ __all__ = [
     "Plan",
     "Run",
     "Strategy",
-    "call",
     "choose",
     "has_running",
     "norm_buffers",
@@ -64,7 +81,6 @@ __all__ = [
     "run_loop",
     "run_vmap",
     "support_buffers",
-    "twice_differentiable",
     "unsafe_layers",
     "update_running",
     "watch_moments",

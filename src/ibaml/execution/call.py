@@ -12,13 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
-def twice_differentiable(model: nn.Module) -> Iterator[None]:
+def twice_differentiable(recurrent: bool) -> Iterator[None]:
     """Choose kernels whose second derivative exists.
 
     Fused attention and cuDNN's recurrent kernels have none, so attention takes its plain form and
     cuDNN is set aside for a module with a recurrent layer.
     """
-    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
     with sdpa_kernel(SDPBackend.MATH):
         if recurrent and torch.cuda.is_available():
             with torch.backends.cudnn.flags(enabled=False):

@@ -26,6 +26,7 @@ class Reason(IntEnum):
     SINGULAR = 3  # the operator is singular to working precision
     NONFINITE = 4  # an infinity or a NaN appeared
     STALLED = 5  # no step made progress any more
+    DIVERGED = 6  # what was to be minimised grew beyond measure
 
     @property
     def sentence(self) -> str:
@@ -36,6 +37,7 @@ class Reason(IntEnum):
             Reason.SINGULAR: "met a singular operator",
             Reason.NONFINITE: "met a value that is not finite",
             Reason.STALLED: "made no further progress",
+            Reason.DIVERGED: "diverged",
         }[self]
 
 

@@ -16,14 +16,16 @@ from ibaml.energy import Energy, Slot
 from ibaml.linalg import Reason
 
 Rate = float | Mapping[str, float]
+_BLOWN = 1e3  # an energy that grew by this factor was not minimised
 
 
 @dataclass(frozen=True)
 class Solution:
     """A solution of every task and what happened on the way, per task.
 
-    ``gradient`` and ``energy_after`` are those at ``value``, None where nobody asked for them. A
-    task whose iterates stopped being finite has reason `Reason.NONFINITE` and its start as value.
+    ``gradient`` and ``energy_after`` are those where the solver ended, None where nobody asked for
+    them. A task whose iterates stopped being finite, or whose energy grew beyond measure, is
+    ``diverged`` and has its start as value.
     """
 
     value: Tensor
@@ -35,7 +37,7 @@ class Solution:
 
     @property
     def diverged(self) -> Tensor:
-        return self.reason == Reason.NONFINITE
+        return (self.reason == Reason.NONFINITE) | (self.reason == Reason.DIVERGED)
 
 
 class Solver(Protocol):
@@ -210,15 +212,18 @@ class Descent(ABC):
         after = gradient = None
         reason = progress.reason
         value = progress.v
+        before = progress.energy_before
         if examine or self.steps == 0:
             after, gradient = energy_and_gradient(energy, value.detach())
+            before = after if self.steps == 0 else before
             reason = torch.where(after.isfinite(), reason, Reason.NONFINITE)
+            blown = after > before + _BLOWN * (1 + before.abs())
+            reason = torch.where(blown & (reason == Reason.STEPS), Reason.DIVERGED, reason)
             if self.tol is not None:
                 small = gradient.norm(dim=-1) <= self.tol
                 reason = torch.where((reason == Reason.STEPS) & small, Reason.CONVERGED, reason)
-        value = torch.where((reason == Reason.NONFINITE)[:, None], start, value)
-        before = after if self.steps == 0 and after is not None else progress.energy_before
-        return Solution(value, progress.steps, reason, before, after, gradient)
+        ended = Solution(value, progress.steps, reason, before, after, gradient)
+        return replace(ended, value=torch.where(ended.diverged[:, None], start, value))
 
     def solve(
         self, energy: Energy, start: Tensor, *, rate: Tensor | None = None, examine: bool = True

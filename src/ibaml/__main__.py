@@ -1,0 +1,5 @@
+"""``python -m ibaml``"""
+
+from ibaml.cli import app
+
+app()
