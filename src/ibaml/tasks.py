@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ class TaskBatch:
         query_y: targets (T, M, …).
         keys: one integer per task for its noise, 0 … T−1 unless given.
         validate: check shapes, labels and values (this waits for the device).
+        classes: the number of classes, the largest label + 1 unless given; None for regression.
 
     Tasks of unequal size go into separate batches.
 
@@ -38,6 +38,7 @@ class TaskBatch:
     query_y: Tensor
     keys: Sequence[int] | Tensor | None = None
     validate: bool = True
+    classes: int | None = None
 
     def __post_init__(self) -> None:
         keys = self.keys
@@ -48,6 +49,9 @@ class TaskBatch:
         object.__setattr__(self, "keys", tuple(keys))
         if self.validate:
             _check(self)
+        if self.classes is None and not self.support_y.is_floating_point():
+            largest = torch.maximum(self.support_y.max(), self.query_y.max())
+            object.__setattr__(self, "classes", int(largest) + 1)
 
     def __len__(self) -> int:
         return self.support_x.shape[0]
@@ -56,13 +60,6 @@ class TaskBatch:
     def task_keys(self) -> tuple[int, ...]:
         assert isinstance(self.keys, tuple)
         return self.keys
-
-    @cached_property
-    def classes(self) -> int | None:
-        """Number of classes (largest label + 1), None for regression."""
-        if self.support_y.is_floating_point():
-            return None
-        return int(torch.maximum(self.support_y.max(), self.query_y.max())) + 1
 
     def to(self, *args: object, **kwargs: object) -> TaskBatch:
         """As `Tensor.to`; a dtype applies to floating tensors only."""
@@ -78,6 +75,7 @@ class TaskBatch:
             move(self.query_y),
             self.keys,
             validate=False,
+            classes=self.classes,
         )
 
     def select(self, tasks: Sequence[int] | slice | Tensor) -> TaskBatch:
@@ -93,6 +91,7 @@ class TaskBatch:
             self.query_y[index],
             keys,
             validate=False,
+            classes=self.classes,
         )
 
 

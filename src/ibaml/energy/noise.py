@@ -47,4 +47,6 @@ def draw_noise(
     noise = torch.stack(rows)
     if kind == "antithetic":
         noise = torch.stack([noise, -noise], 2).flatten(1, 2)[:, :samples]
-    return noise.to(device=device, dtype=dtype)
+    if device is not None and device.type == "cuda":
+        noise = noise.pin_memory()  # so that the copy need not wait for the device
+    return noise.to(device=device, dtype=dtype, non_blocking=True)
