@@ -188,6 +188,15 @@ def test_float32_with_defaults():
     assert decay.grad.item() == pytest.approx(-3 * 2 / 1.5**2, rel=1e-4)
 
 
+def test_the_scale_of_the_energy_does_not_matter():
+    for scale in (1e-8, 1.0, 1e8):
+        c = torch.tensor(3.0, requires_grad=True)
+        w = implicit_solve(lambda w, c, s=scale: s * ((w - c) ** 2).sum(), torch.zeros(1), c)
+        w.sum().backward()
+        assert w.item() == pytest.approx(3.0, rel=1e-4)
+        assert c.grad.item() == pytest.approx(1.0, rel=1e-4)
+
+
 def test_record_says_what_happened():
     record = Record()
     c = torch.ones(2, dtype=F64, requires_grad=True)
@@ -243,6 +252,31 @@ class TestRefusals:
         assert v[0, 0].item() == pytest.approx(0.5)
         v[0, 0].backward()
         assert c.grad[0].item() == pytest.approx(-0.5)
+
+    def test_a_saddle_is_announced(self):
+        c = torch.ones(1, dtype=F64, requires_grad=True)
+        v = implicit_solve(lambda w, c: ((w**2 - c) ** 2).sum(), torch.zeros(1, dtype=F64), c)
+        with pytest.warns(RuntimeWarning, match="negative curvature"):
+            v.sum().backward()
+
+    def test_an_energy_that_ignores_part_of_v_is_announced(self):
+        c = torch.ones(1, dtype=F64, requires_grad=True)
+        start = {"a": torch.zeros(1, dtype=F64), "b": torch.zeros(1, dtype=F64)}
+
+        def solve(**options):
+            c.grad = None
+            v = implicit_solve(lambda v, c: ((v["a"] - 2 * c) ** 2).sum(), start, c, **options)
+            with pytest.warns(RuntimeWarning, match="singular"):
+                (v["a"] + v["b"]).sum().backward()
+            return float(c.grad)
+
+        solve()
+        assert solve(linear_solver=Dense()) == pytest.approx(2.0)
+
+    def test_an_energy_without_a_minimum_is_announced(self):
+        c = torch.ones(1, dtype=F64, requires_grad=True)
+        with pytest.warns(RuntimeWarning, match="bounded below"):
+            implicit_solve(lambda w, c: (c * w).sum(), torch.zeros(1, dtype=F64), c)
 
     @pytest.mark.parametrize("kind", ["ggn", "lemma"])
     def test_curvatures_it_cannot_know(self, kind):

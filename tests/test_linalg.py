@@ -133,6 +133,15 @@ def test_warm_start_from_the_diagonal():
     assert int(solution.reason) == Reason.CONVERGED
 
 
+def test_a_warm_start_from_what_is_not_finite_is_zero():
+    b = torch.tensor([[1.0, float("nan")], [1.0, 1.0]], dtype=F64)
+    solution = ConjugateGradient(steps=3, start="diagonal")(
+        lambda u: 2 * u, b, 2 * torch.ones_like(b)
+    )
+    assert torch.equal(solution.value[0], torch.zeros(2, dtype=F64))
+    assert torch.allclose(solution.value[1], torch.full((2,), 0.5, dtype=F64))
+
+
 def test_indefinite_operator_stops_at_the_iterate_before():
     a = torch.diag(torch.tensor([1.0, 2.0, -3.0], dtype=F64))
     b = torch.tensor([1.0, 1.0, 0.5], dtype=F64)

@@ -255,6 +255,74 @@ def test_a_learner_can_be_copied_and_saved():
     assert a == b
 
 
+def test_a_learner_can_be_pickled_and_so_can_a_posterior():
+    import pickle
+
+    batch = class_batch((3,))
+    learner = ibaml.methods.ibaml(mlp_model())
+    learner(batch)
+    other = pickle.loads(pickle.dumps(learner))
+    assert torch.equal(other(batch, generator()), learner(batch, generator()))
+    posterior = learner.adapt(batch.support_x[0], batch.support_y[0])
+    again = pickle.loads(pickle.dumps(posterior))
+    x = batch.query_x[0]
+    assert torch.equal(again.predict_proba(x), posterior.predict_proba(x))
+
+
+@pytest.mark.parametrize("method", ["maml", "ibaml"])
+def test_it_works_inside_inference_mode(method):
+    """Where Lightning validates and predicts."""
+    batch = class_batch((3,))
+    learner = getattr(ibaml.methods, method)(mlp_model())
+    expected = learner(batch, generator())
+    with torch.inference_mode():
+        inside = class_batch((3,))
+        assert torch.equal(learner(inside, generator()), expected.detach())
+        learner.adapt(inside.support_x[0], inside.support_y[0]).predict_proba(inside.query_x[0])
+
+
+def test_a_parameter_may_have_any_name():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.keys = nn.Parameter(torch.randn(3, 3, dtype=F64))
+
+        def forward(self, x):
+            return x @ self.keys
+
+    learner = ibaml.methods.ibaml(Named())
+    learner(class_batch((3,))).backward()
+    assert all(p.grad is not None for p in learner.parameters())
+
+
+def test_freezing_leaves_the_users_model_as_it_was():
+    net = mlp_model()
+    first = ibaml.methods.ibaml(net, adapt="head", freeze="0", tie_head=True)
+    first(class_batch((3,))).backward()
+    assert all(p.requires_grad for p in net.parameters())
+    assert net[0].weight.grad is None
+    assert len(ibaml.methods.maml(net).roles.adapted) == 4
+
+
+def test_distributed_data_parallel_works_around_it(tmp_path):
+    """One process, gloo: frozen weights and a tied head's placeholder are not waited for."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        learner = ibaml.methods.ibaml(mlp_model(), adapt="head", tie_head=True)
+        wrapped = nn.parallel.DistributedDataParallel(learner)
+        batch = class_batch((3,))
+        for _ in range(2):
+            wrapped(batch, generator()).backward()
+        alone = ibaml.methods.ibaml(mlp_model(), adapt="head", tie_head=True)
+        expected = gradients(alone, batch)["rho"]
+        found = torch.cat([p.grad.reshape(-1) for p in learner.log_var.values()])
+        assert relative(found / 2, expected) <= 1e-12
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_vmap_and_loop_agree():
     batch = class_batch((3,))
     grads = []
@@ -270,11 +338,11 @@ def test_vmap_and_loop_agree():
 
 
 def test_auto_takes_vmap_for_dense_networks_and_the_loop_elsewhere():
-    from ibaml.execution import choose, run_loop, run_vmap
+    from ibaml.execution import choose
 
-    assert choose(ibaml.nn.mlp(1, 1)).__wrapped__ is run_vmap
-    assert choose(ibaml.nn.conv4(5)).__wrapped__ is run_loop
-    assert choose(Tied()).__wrapped__ is run_loop
+    assert choose(ibaml.nn.mlp(1, 1)).strategy == "vmap"
+    assert choose(ibaml.nn.conv4(5)).strategy == "loop"
+    assert choose(Tied()).strategy == "loop"
 
 
 class TestBackbones:

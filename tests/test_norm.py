@@ -174,12 +174,36 @@ class TestStatistics:
         learner = ibaml.methods.ibaml(net, adapt="head").train()
         learner(batch()).backward()
         b = batch()
-        assert (
-            learner.adapt(b.support_x[0], b.support_y[0])
-            .predict_proba(b.query_x[0])
-            .isfinite()
-            .all()
+        posterior = learner.adapt(b.support_x[0], b.support_y[0])
+        assert posterior.norm_stats == {"1": "support"}
+        together = posterior.predict_proba(b.query_x[0])
+        alone = torch.cat([posterior.predict_proba(x[None]) for x in b.query_x[0]])
+        assert torch.allclose(together, alone, atol=1e-12)
+
+    def test_a_layer_used_twice_has_no_one_set_of_support_statistics(self):
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.BatchNorm1d(3)
+                self.first, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+
+            def forward(self, x):
+                return self.head(self.norm(torch.tanh(self.first(self.norm(x)))))
+
+        b = class_batch((3,), ways=2)
+        learner = ibaml.methods.ibaml(Twice().to(F64)).train()
+        learner(b).backward()
+        with pytest.raises(ValueError, match="more than once"):
+            learner.adapt(b.support_x[0], b.support_y[0]).predict_proba(b.query_x[0])
+        learner.adapt(b.support_x[0], b.support_y[0], norm_stats="running").predict_proba(
+            b.query_x[0]
         )
+
+    def test_reptile_has_running_statistics_too(self):
+        learner = ibaml.methods.reptile(network("batch"), steps=2).train()
+        learner(batch())
+        assert int(learner.model[1].num_batches_tracked) == 1
+        assert learner.model[1].running_mean.abs().max() > 0
 
     def test_a_single_support_example_with_dense_batch_norm_and_running_statistics(self):
         torch.manual_seed(0)

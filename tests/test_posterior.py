@@ -123,8 +123,32 @@ def test_regression_has_no_class_probabilities():
     posterior = learner.adapt(batch.support_x[0], batch.support_y[0])
     with pytest.raises(ValueError, match="use predict"):
         posterior.predict_proba(batch.query_x[0])
+    with pytest.raises(ValueError, match="use predict_proba"):
+        classifier().adapt(*task()[:2]).predict(task()[2])
     with pytest.raises(ValueError, match="samples"):
         posterior.predict(batch.query_x[0], samples=0)
+
+
+def test_predictions_have_the_targets_shape():
+    batch = regression_batch()
+    learner = ibaml.methods.ibaml(nn.Linear(4, 1).to(F64), init_log_var=-2.0)
+    posterior = learner.adapt(batch.support_x[0], batch.support_y[0, :, 0])
+    mean, variance = posterior.predict(batch.query_x[0])
+    assert mean.shape == variance.shape == (5,)
+
+
+def test_batches_convert_and_select():
+    tokens = torch.randint(30000, (3, 4, 5))
+    batch = ibaml.TaskBatch(tokens, tokens[..., 0] % 2, tokens, tokens[..., 0] % 2, keys=[5, 6, 7])
+    assert torch.equal(batch.to(torch.bfloat16).support_x, tokens)
+    picked = batch.select(torch.tensor([True, False, True]))
+    assert picked.task_keys == (5, 7)
+    assert torch.equal(picked.query_x, tokens[[0, 2]])
+    assert batch.select(slice(1, 3)).task_keys == (6, 7)
+    import numpy as np
+
+    other = ibaml.TaskBatch(tokens, tokens[..., 0] % 2, tokens, tokens[..., 0] % 2, np.arange(3))
+    assert other.task_keys == (0, 1, 2)
 
 
 def test_sinusoids_depend_on_their_keys_alone():

@@ -32,6 +32,14 @@ def frozen() -> nn.Module:
     return mlp_model().requires_grad_(False)
 
 
+class TiedHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+
 OPTIONS = {
     "implicit without a prior": (lambda: m.maml(mlp_model(), gradient=Implicit()), "prior"),
     "imaml with lambda zero": (lambda: m.imaml(mlp_model(), lam=0.0), "prior"),
@@ -88,6 +96,19 @@ OPTIONS = {
     "objective with unknown noise": (lambda: QueryNll(noise="new"), "noise"),
     "shared noise with samples": (lambda: QueryNll(samples=2, noise="shared"), "shared"),
     "abml without tasks": (lambda: Abml(tasks=0), "tasks"),
+    "no cg steps": (lambda: m.ibaml(mlp_model(), cg_steps=0), "exactly zero"),
+    "infinite damping": (lambda: m.ibaml(mlp_model(), damping=float("inf")), "damping"),
+    "steps that are no number of steps": (lambda: m.maml(mlp_model(), steps=2.5), "steps"),
+    "samples that are no number": (lambda: m.ibaml(mlp_model(), samples=2.5), "samples"),
+    "log-variance out of float's range": (lambda: m.ibaml(mlp_model(), init_log_var=-800.0), "log"),
+    "reptile with a meta-loss": (lambda: m.reptile(mlp_model(), objective=QueryNll()), "meta-loss"),
+    "reptile with a learned noise": (
+        lambda: m.reptile(mlp_model(), likelihood=Gaussian(1.0, learn=True)),
+        "learn=False",
+    ),
+    "an option of another method": (lambda: m.maml(mlp_model(), cg_steps=3), "maml has no option"),
+    "a typo": (lambda: m.ibaml(mlp_model(), adpat="head"), "did you mean adapt"),
+    "head tied to an embedding": (lambda: m.ibaml(TiedHead(), tie_head=True), "shares a weight"),
     "eta out of range": (lambda: NaturalDescent(eta=1.5), "eta"),
     "tolerance zero": (lambda: GradientDescent(tol=0.0), "tol"),
     "newton on the lemma": (lambda: NewtonCG(curvature=ibaml.Curvature("lemma")), "ggn"),
@@ -229,6 +250,86 @@ def test_a_stiff_prior_is_announced_before_it_diverges():
     learner = m.ibaml(mlp_model(), init_log_var=-9.5, lr=0.1)
     with pytest.warns(RuntimeWarning, match="lower lr or beta, or raise init_log_var"):
         learner(class_batch((3,)))
+
+
+class TestMoreDisagreements:
+    def test_a_model_that_is_random(self):
+        class Random(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(3, 3).double()
+
+            def forward(self, x):
+                return self.linear(nn.functional.dropout(x))
+
+        with pytest.raises(ValueError, match="is random"):
+            m.maml(Random())(class_batch((3,)))
+
+    def test_the_users_own_train_call_does_not_switch_dropout_on(self):
+        net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+        learner = m.maml(net)
+        batch = class_batch((3,))
+        before = float(learner(batch).detach())
+        net.train()
+        assert float(learner(batch).detach()) == before
+
+    def test_a_head_that_is_not_the_last_registered(self):
+        class Odd(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.classifier = nn.Linear(4, 3)
+                self.encoder = nn.Linear(3, 4)
+
+            def forward(self, x):
+                return self.classifier(self.encoder(x))
+
+        batch = class_batch((3,))
+        with pytest.raises(ValueError, match=r"encoder with 4 outputs.*name the head"):
+            m.ibaml(Odd().double(), adapt="head")(batch)
+        m.ibaml(Odd().double(), adapt="classifier")(batch)
+
+    def test_regression_with_a_tied_head(self):
+        x = torch.zeros(1, 2, 3, dtype=torch.float64)
+        learner = m.ibaml(mlp_model(), tie_head=True)
+        with pytest.raises(ValueError, match="tie_head is for classification"):
+            learner(TaskBatch(x, x[..., 0], x, x[..., 0]))
+        with pytest.raises(ValueError, match="tied head"):
+            learner.adapt(x[0], x[0, :, 0])
+
+    def test_a_change_of_dtype_is_noticed(self):
+        learner, batch = m.maml(mlp_model().float()), class_batch((3,)).to(torch.float32)
+        learner(batch)
+        learner.double()
+        with pytest.raises(ValueError, match="the tasks are"):
+            learner(batch)
+
+    def test_labels_and_types(self):
+        learner = m.maml(mlp_model())
+        with pytest.raises(TypeError, match="TaskBatch is needed, got tuple"):
+            learner((1, 2))
+        with pytest.raises(ValueError, match="label -1"):
+            learner.adapt(torch.zeros(2, 3).double(), torch.tensor([-1, 0]))
+        with pytest.raises(ValueError, match="classes=2"):
+            TaskBatch(**sound(), classes=2)
+
+
+def test_integer_targets_of_a_custom_loss_are_no_labels():
+    """One logit and targets 0 or 1; counts of a Poisson."""
+
+    def bce(outputs, y):
+        return nn.functional.binary_cross_entropy_with_logits(
+            outputs[:, 0], y.double(), reduction="none"
+        )
+
+    batch = class_batch((3,), ways=2)
+    m.ibaml(mlp_model(ways=1), likelihood=bce)(batch).backward()
+    counts = TaskBatch(
+        batch.support_x, batch.support_y * 40, batch.query_x, batch.query_y * 50, validate=False
+    )
+    poisson = nn.PoissonNLLLoss(reduction="none")
+    m.ibaml(mlp_model(ways=1), likelihood=lambda f, y: poisson(f[:, 0], y.double()), steps=1)(
+        counts
+    ).backward()
 
 
 def test_rules_accept_what_they_should():

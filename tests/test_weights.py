@@ -270,6 +270,14 @@ class TestObjectives:
         difference = objective(moved, support, query) - other(moved, support, query)
         assert torch.allclose(difference, kl * (1 / n - 1 / (18 - n)))
 
+    def test_a_tied_row_counts_once_in_the_hyper_prior(self):
+        values = []
+        for ways in (3, 9):
+            learner = ibaml.methods.abml(mlp_model(), adapt="head", tie_head=True)
+            _, query = learner.problem(class_batch((3,), ways=ways), 0)
+            values.append(float(ibaml.Abml().log_hyper_prior(query).detach()))
+        assert values[0] == pytest.approx(values[1], rel=1e-12)
+
     def test_samples_and_shared_noise(self):
         *_, support, query = self.losses(ibaml.QueryNll(samples=9))
         assert (support.noise.shape[1], query.noise.shape[1]) == (6, 9)

@@ -10,6 +10,7 @@ prior's penalty and μ the damping:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
@@ -45,8 +46,8 @@ class Curvature:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"curvature must be one of {KINDS}, got {self.kind!r}")
-        if not self.damping >= 0:
-            raise ValueError(f"damping must be 0 or more, got {self.damping}")
+        if not 0 <= self.damping < math.inf:
+            raise ValueError(f"damping must be 0 or more, and finite, got {self.damping}")
         if self.block not in BLOCKS:
             raise ValueError(f"block must be one of {BLOCKS}, got {self.block!r}")
 
@@ -65,7 +66,6 @@ class Linearisation(Protocol):
     """H at a point: products, a diagonal to precondition with, and the way back to θ."""
 
     diagonal: Tensor | None
-    loss: Tensor  # (T,)
     loss_gradient: Tensor  # (T, dim), in the coordinates (m, ρ)
 
     def product(self, p: Tensor) -> Tensor:
@@ -110,7 +110,6 @@ class _Hessian:
         self._differentiate(self.energy.loss(self.v))
 
     def _differentiate(self, loss: Tensor) -> None:
-        self.loss = loss.detach()
         (self.gradient,) = torch.autograd.grad(loss.sum(), self.v, create_graph=True)
         self.loss_gradient = self.gradient.detach()
 
@@ -161,12 +160,11 @@ class _GaussNewton(_Hessian):
             )
         outputs = self.energy.outputs(self.v)
         self.outputs = outputs
-        if self.wanted:
+        if set(self.wanted) - self.energy.closed:
             # the mixed derivative is exact, so it needs the gradient's own graph
             self._differentiate(self.energy.output_loss(outputs))
         else:
             loss = self.energy.output_loss(outputs)
-            self.loss = loss.detach()
             (self.gradient,) = torch.autograd.grad(loss.sum(), self.v, retain_graph=True)
             self.loss_gradient = self.gradient
         # Jᵀw is linear in w, so its derivative in w is the product J p

@@ -24,6 +24,7 @@ class Diagnostics:
     blocks: tuple[str, ...]
     keys: tuple[int, ...]
     left_out: Tensor  # tasks that took no part in the loss
+    rebuilt: Record | None = None  # of the second pass, made without the tasks left out
 
     @property
     def energy_before(self) -> Tensor:
@@ -59,25 +60,35 @@ class Diagnostics:
 
     @property
     def cg_residual(self) -> Tensor | None:
-        """‖b − Hu‖/‖b‖ of the linear solve."""
-        return None if self.record.linear is None else self.record.linear.residual
+        """‖b − Hu‖/‖b‖ of the linear solve; NaN for a task left out."""
+        return self._linear("residual", float("nan"))
 
     @property
     def cg_steps(self) -> Tensor | None:
-        return None if self.record.linear is None else self.record.linear.steps
+        return self._linear("steps", 0)
 
     @property
     def cg_reason(self) -> list[Reason] | None:
-        if self.record.linear is None:
-            return None
-        return [Reason(r) for r in self.record.linear.reason.tolist()]
+        reason = self._linear("reason", Reason.NONFINITE)
+        return None if reason is None else [Reason(r) for r in reason.tolist()]
 
     @property
     def negative_curvature(self) -> Tensor | None:
         """Tasks whose H was found indefinite."""
-        if self.record.linear is None:
+        reason = self._linear("reason", Reason.NONFINITE)
+        return None if reason is None else reason == Reason.NEGATIVE_CURVATURE
+
+    def _linear(self, field: str, missing: float) -> Tensor | None:
+        """A field of the linear solve for every task, also where some took no part in it."""
+        linear = (self.record if self.rebuilt is None else self.rebuilt).linear
+        if linear is None:
             return None
-        return self.record.linear.reason == Reason.NEGATIVE_CURVATURE
+        values: Tensor = getattr(linear, field)
+        if self.rebuilt is None:
+            return values
+        spread = values.new_full((len(self.keys),), missing)
+        spread[~self.left_out] = values
+        return spread
 
     @property
     def _solution(self) -> Solution:
@@ -88,7 +99,8 @@ class Diagnostics:
         """A table, one line per task."""
         norms = self.gradient_norm or {}
         head = ["task", "E before", "E after", *(f"|dE/d{b}|" for b in norms), "steps", "solver"]
-        if self.record.linear is not None:
+        residual, steps, reasons = self.cg_residual, self.cg_steps, self.cg_reason
+        if residual is not None:
             head += ["CG steps", "CG residual", "CG"]
         after = self.energy_after
         rows = [head]
@@ -97,10 +109,8 @@ class Diagnostics:
             row.append("-" if after is None else f"{after[t]:.4g}")
             row += [f"{n[t]:.2e}" for n in norms.values()]
             row += [str(int(self.steps[t])), self.reason[t].sentence]
-            if self.record.linear is not None:
-                linear = self.record.linear
-                row += [str(int(linear.steps[t])), f"{linear.residual[t]:.2e}"]
-                row.append(Reason(int(linear.reason[t])).sentence)
+            if residual is not None and steps is not None and reasons is not None:
+                row += [str(int(steps[t])), f"{residual[t]:.2e}", reasons[t].sentence]
             rows.append(row)
         widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
         return "\n".join(

@@ -16,6 +16,7 @@ their place; ``gradient``, ``objective`` and ``likelihood`` objects; and what `M
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
@@ -26,8 +27,7 @@ from ibaml.gradient import FirstOrder, GradientRule, Implicit, Reptile, Unrolled
 from ibaml.learner import MetaLearner
 from ibaml.linalg import ConjugateGradient
 from ibaml.objectives import Abml, Objective
-from ibaml.solve import GradientDescent, Solver
-from ibaml.solve.base import Rate
+from ibaml.solve import GradientDescent, Rate, Solver
 from ibaml.weights import DiagonalGaussian, Point
 
 
@@ -54,7 +54,7 @@ def maml(
         gradient if gradient is not None else Unrolled(),
         objective,
         likelihood,
-        **options,
+        **_known("maml", options),
     )
 
 
@@ -106,7 +106,7 @@ def imaml(
         _implicit(gradient, cg_steps, curvature, damping, None, default="energy"),
         objective,
         likelihood,
-        **options,
+        **_known("imaml", options),
     )
 
 
@@ -137,7 +137,7 @@ def abml(
         noise=noise,
         beta=beta,
         init_log_var=init_log_var,
-        **options,
+        **_known("abml", options),
     )
 
 
@@ -185,8 +185,28 @@ def ibaml(
         noise=noise,
         beta=beta,
         init_log_var=init_log_var,
-        **options,
+        **_known("ibaml", options),
     )
+
+
+_COMMON = {"adapt", "freeze", "tie_head", "execution", "diagnose"}
+_BAYES = {"samples", "noise", "beta", "init_log_var"}
+
+
+def _known(method: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Refuse an option nobody knows, by name; what concerns only Gaussian beliefs is accepted by
+    every method, so that methods can be compared with one set of options."""
+    known = _COMMON | _BAYES
+    for name in options:
+        if name not in known:
+            own = {"steps", "lr", "solver", "gradient", "objective", "likelihood"}
+            own |= {"lam", "cg_steps", "curvature", "damping"} if method == "imaml" else set()
+            near = get_close_matches(name, sorted(known | own), n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(
+                f"{method} has no option {name!r}{hint} (it has {', '.join(sorted(known | own))})"
+            )
+    return options
 
 
 def _solver(solver: Solver | None, steps: int | None, lr: Rate | None) -> Solver:

@@ -100,9 +100,9 @@ class Abml(_Sampled):
         return both.loss(v) + kl / examples - self.log_hyper_prior(query) / self.tasks
 
     def log_hyper_prior(self, energy: TaskEnergy) -> Tensor:
-        """log N(m; 0, 1) + log Gamma(1/d; shape, rate), summed over the weights."""
+        """log N(m; 0, 1) + log Gamma(1/d; shape, rate), summed over the prior's parameters."""
         m, rho = energy.meta.prior
-        normal = -(m.square() + math.log(2 * math.pi)).sum() / 2
+        normal = -(m.square() + math.log(2 * math.pi)) / 2
         constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
         gamma = constant - (self.shape - 1) * rho - self.rate * (-rho).exp()
-        return normal + gamma.sum()
+        return (energy.layout.shares(m) * (normal + gamma)).sum()

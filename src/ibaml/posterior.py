@@ -8,7 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ibaml.energy import NoiseKind, Stream, TaskEnergy, draw_noise
+from ibaml.energy import (
+    NoiseKind,
+    Stream,
+    TaskEnergy,
+    detached,
+    draw_noise,
+)
 from ibaml.execution import Buffers, NormStats, support_buffers, watch_moments
 from ibaml.seeding import draw_seed
 from ibaml.solve import Solution
@@ -36,7 +42,7 @@ class Posterior:
         watched: tuple[Tensor, ...],
         solution: Solution | None,
     ) -> None:
-        self._energy = energy.bind(tuple(t.detach() for t in energy.theta))
+        self._energy = replace(detached(energy), redraw=None)
         self._v = v
         self._seed = seed
         self._noise: NoiseKind = noise
@@ -85,8 +91,7 @@ class Posterior:
             one = replace(energy, noise=energy.noise[:, s : s + 1])
             with watch_moments(energy.model) as passes:
                 replace(one, x=support).outputs(self._v)
-            moments = {name: seen for p in passes for name, seen in p.items()}
-            frozen: Buffers = {**one.constants, **support_buffers(self.norm_stats, moments)}
+            frozen: Buffers = {**one.constants, **support_buffers(self.norm_stats, passes)}
             results.append(replace(one, x=x[None], constants=frozen).outputs(self._v)[0, 0])
         return torch.stack(results)
 
@@ -107,14 +112,19 @@ class Posterior:
     def predict(
         self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the prediction, each shaped as the model's outputs (M, …).
+        """Mean and variance of the prediction, each shaped as targets of M examples are.
 
         The variance is that of the outputs over the posterior plus the likelihood's noise.
         """
+        likelihood = self._energy.likelihood
+        if likelihood.takes_labels(self._energy.y):
+            raise ValueError("predict is for regression; use predict_proba for classes")
         outputs = self.outputs(x, samples, generator)
+        if outputs.shape[2:] == (1,) and self._energy.y.dim() == 2:
+            outputs = outputs.squeeze(-1)  # targets of one number each
         mean = outputs.mean(0)
         variance = (outputs - mean).square().mean(0)
-        noise = self._energy.likelihood.noise_variance()
+        noise = likelihood.noise_variance()
         return mean, variance if noise is None else variance + noise.to(variance.dtype)
 
     def _sampled(self, samples: int, generator: torch.Generator | None) -> TaskEnergy:

@@ -46,7 +46,7 @@ class TaskBatch:
             keys = range(len(self.support_x))
         elif isinstance(keys, Tensor):
             keys = keys.tolist()
-        object.__setattr__(self, "keys", tuple(keys))
+        object.__setattr__(self, "keys", tuple(int(k) for k in keys))
         if self.validate:
             _check(self)
         if self.classes is None and not self.support_y.is_floating_point():
@@ -61,12 +61,16 @@ class TaskBatch:
         assert isinstance(self.keys, tuple)
         return self.keys
 
-    def to(self, *args: object, **kwargs: object) -> TaskBatch:
-        """As `Tensor.to`; a dtype applies to floating tensors only."""
+    def to(
+        self, *targets: torch.device | str | torch.dtype, non_blocking: bool = False
+    ) -> TaskBatch:
+        """To a device, a dtype, or both; a dtype applies to floating tensors only."""
 
         def move(t: Tensor) -> Tensor:
-            moved = t.to(*args, **kwargs)  # type: ignore[call-overload]
-            return moved if t.is_floating_point() else moved.to(t.dtype)
+            for target in targets:
+                if not isinstance(target, torch.dtype) or t.is_floating_point():
+                    t = t.to(target, non_blocking=non_blocking)
+            return t
 
         return TaskBatch(
             move(self.support_x),
@@ -78,10 +82,23 @@ class TaskBatch:
             classes=self.classes,
         )
 
+    def clone(self) -> TaskBatch:
+        """The same tasks in tensors of their own."""
+        return TaskBatch(
+            self.support_x.clone(),
+            self.support_y.clone(),
+            self.query_x.clone(),
+            self.query_y.clone(),
+            self.keys,
+            validate=False,
+            classes=self.classes,
+        )
+
     def select(self, tasks: Sequence[int] | slice | Tensor) -> TaskBatch:
         """Some of the tasks, with their keys."""
         index = torch.arange(len(self))[tasks] if isinstance(tasks, slice) else tasks
-        index = torch.as_tensor(index, dtype=torch.long)
+        index = torch.as_tensor(index)
+        index = index.nonzero()[:, 0] if index.dtype == torch.bool else index.long()
         keys = [self.task_keys[i] for i in index.tolist()]
         index = index.to(self.support_x.device)
         return TaskBatch(
@@ -141,6 +158,9 @@ def _check(batch: TaskBatch) -> None:
         raise ValueError(f"keys has {len(batch.task_keys)} entries for {len(batch)} tasks")
     if not fields["support_y"].is_floating_point():
         _check_labels(fields["support_y"], fields["query_y"])
+        top = int(torch.maximum(fields["support_y"].max(), fields["query_y"].max()))
+        if batch.classes is not None and top >= batch.classes:
+            raise ValueError(f"label {top} is out of range for classes={batch.classes}")
 
 
 def _check_labels(support: Tensor, query: Tensor) -> None:
@@ -152,7 +172,8 @@ def _check_labels(support: Tensor, query: Tensor) -> None:
     if top >= support.shape[1] and support.dim() == 2:
         raise ValueError(
             f"support_y has label {top} with {support.shape[1]} examples a task, so some class has "
-            "none; number the classes of every task 0 … ways − 1"
+            "none; number the classes of every task 0 … ways − 1 (targets that are no labels: make "
+            "them floating, or pass validate=False)"
         )
     if most > top:
         raise ValueError(

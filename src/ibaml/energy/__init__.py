@@ -1,6 +1,6 @@
 """What a task minimises: the energy E(v, θ), its likelihood and its noise."""
 
-from ibaml.energy.base import Energy, Slot, detached
+from ibaml.energy.base import Energy, detached
 from ibaml.energy.likelihood import (
     ByTarget,
     Categorical,
@@ -25,7 +25,6 @@ __all__ = [
     "NllFunction",
     "NoiseKind",
     "PlainEnergy",
-    "Slot",
     "Stream",
     "Structure",
     "TaskEnergy",

@@ -6,8 +6,9 @@ from typing import Protocol, Self, TypeVar
 
 from torch import Tensor
 
+from ibaml.weights import Slot
+
 EnergyT = TypeVar("EnergyT", bound="Energy")
-Slot = tuple[str, int, int]  # a name, and where it begins and ends in v
 
 
 class Energy(Protocol):
@@ -35,6 +36,10 @@ class Energy(Protocol):
 
     def precision(self, v: Tensor) -> Tensor | None:
         """P, the diagonal Hessian of the rest of the energy; None where there is no rest."""
+
+    @property
+    def closed(self) -> frozenset[int]:
+        """Positions in ``theta`` that enter the rest alone, where the closed form is all of it."""
 
     def prior_gradient(self, v: Tensor, u: Tensor) -> dict[int, Tensor]:
         """The rest's −(∂²/∂v∂θ)ᵀu in closed form, by position in ``theta``."""

@@ -22,6 +22,10 @@ class Likelihood(nn.Module):
         """Variance of the observation noise, where the likelihood has one."""
         return None
 
+    def takes_labels(self, y: Tensor) -> bool:
+        """Whether targets y are class labels 0 … C−1 to this likelihood."""
+        return False
+
 
 class Categorical(Likelihood):
     """Class labels 0 … C−1 with logits (B, C): cross-entropy."""
@@ -33,6 +37,9 @@ class Categorical(Likelihood):
                 f"{tuple(outputs.shape)} for targets of shape {tuple(y.shape)}"
             )
         return F.cross_entropy(outputs, y.long(), reduction="none")
+
+    def takes_labels(self, y: Tensor) -> bool:
+        return True
 
 
 class Gaussian(Likelihood):
@@ -101,6 +108,9 @@ class ByTarget(Likelihood):
     def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
         chosen = self.gaussian if y.is_floating_point() else self.categorical
         return chosen(outputs, y)
+
+    def takes_labels(self, y: Tensor) -> bool:
+        return not y.is_floating_point()
 
     def noise_variance(self) -> Tensor:
         return self.gaussian.noise_variance()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ibaml.energy.base import Slot
+from ibaml.weights import Slot
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,10 @@ class PlainEnergy:
 
     def precision(self, v: Tensor) -> Tensor | None:
         return None
+
+    @property
+    def closed(self) -> frozenset[int]:
+        return frozenset()
 
     def prior_gradient(self, v: Tensor, u: Tensor) -> dict[int, Tensor]:
         return {}

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ibaml.energy.base import Slot
 from ibaml.energy.likelihood import Likelihood
-from ibaml.execution import Run
-from ibaml.weights import Belief, Layout, Prior
+from ibaml.execution import Runner
+from ibaml.weights import Belief, Layout, Prior, Slot
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class TaskEnergy:
     """
 
     model: nn.Module
-    run: Run
+    run: Runner
     belief: Belief
     layout: Layout
     likelihood: Likelihood
@@ -70,13 +68,11 @@ class TaskEnergy:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        slots, at = [], 0
-        for block in self.belief.blocks:
-            prefix = "" if block == "mean" else f"{block}."
-            for name, shape in zip(self.layout.names, self.layout.shapes, strict=True):
-                slots.append((prefix + name, at, at + prod(shape)))
-                at += prod(shape)
-        return tuple(slots)
+        return self.layout.slots(self.belief.blocks)
+
+    @property
+    def closed(self) -> frozenset[int]:
+        return frozenset(range(len(self.meta.prior)))
 
     def bind(self, theta: tuple[Tensor, ...]) -> TaskEnergy:
         return replace(self, meta=self.meta.replace(theta))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
@@ -26,44 +26,40 @@ from ibaml.execution.norm import (
 from ibaml.execution.vmap import run_vmap, unsafe_layers
 
 Strategy = Literal["auto", "loop", "vmap"]
-Run = Callable[[nn.Module, Mapping[str, Tensor], Mapping[str, Tensor | None], Tensor], Tensor]
+_STRATEGIES = {"loop": run_loop, "vmap": run_vmap}
 
 
-def choose(model: nn.Module, strategy: Strategy = "auto") -> Run:
-    """The function that runs weight sets (T, S, …) through ``model`` on inputs (T, N, …).
+@dataclass(frozen=True)
+class Runner:
+    """Runs weight sets (T, S, …) through a model on inputs (T, N, …), twice differentiable."""
 
-    ``"auto"`` takes vmap for plain dense networks, where it is much faster, and the loop elsewhere.
-    """
-    run = _strategy(model, strategy)
-    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
+    strategy: str
+    recurrent: bool
 
-    @wraps(run)
-    def guarded(
+    def __call__(
+        self,
         model: nn.Module,
         weights: Mapping[str, Tensor],
         constants: Mapping[str, Tensor | None],
         x: Tensor,
     ) -> Tensor:
-        with twice_differentiable(recurrent):
-            return run(model, weights, constants, x)
-
-    return guarded
+        with twice_differentiable(self.recurrent):
+            return _STRATEGIES[self.strategy](model, weights, constants, x)
 
 
-def _strategy(model: nn.Module, strategy: Strategy) -> Run:
+def choose(model: nn.Module, strategy: Strategy = "auto") -> Runner:
+    """How to run ``model``: ``"auto"`` takes vmap for plain dense networks, where it is much
+    faster, and the loop elsewhere."""
+    if strategy not in ("auto", *_STRATEGIES):
+        raise ValueError(f'execution must be "auto", "loop" or "vmap", got {strategy!r}')
     unsafe = unsafe_layers(model)
-    if strategy == "auto":
-        return run_loop if unsafe else run_vmap
-    if strategy == "loop":
-        return run_loop
-    if strategy == "vmap":
-        if unsafe:
-            raise ValueError(
-                'execution="vmap" is refused for this model: second derivatives under vmap are '
-                f'not known to be right for {", ".join(unsafe)}; use execution="loop"'
-            )
-        return run_vmap
-    raise ValueError(f'execution must be "auto", "loop" or "vmap", got {strategy!r}')
+    if strategy == "vmap" and unsafe:
+        raise ValueError(
+            'execution="vmap" is refused for this model: second derivatives under vmap are not '
+            f'known to be right for {", ".join(unsafe)}; use execution="loop"'
+        )
+    chosen = ("loop" if unsafe else "vmap") if strategy == "auto" else strategy
+    return Runner(chosen, any(isinstance(m, nn.RNNBase) for m in model.modules()))
 
 
 __all__ = [
@@ -72,16 +68,13 @@ __all__ = [
     "Moments",
     "NormStats",
     "Plan",
-    "Run",
+    "Runner",
     "Strategy",
     "choose",
     "has_running",
     "norm_buffers",
     "norm_layers",
-    "run_loop",
-    "run_vmap",
     "support_buffers",
-    "unsafe_layers",
     "update_running",
     "watch_moments",
 ]

@@ -54,11 +54,20 @@ def norm_buffers(model: nn.Module, plan: Mapping[str, NormStats]) -> Buffers:
     return buffers
 
 
-def support_buffers(plan: Mapping[str, NormStats], moments: Moments) -> Buffers:
-    """Buffers that freeze the layers planned as ``"support"`` at the moments of a support pass."""
+def support_buffers(plan: Mapping[str, NormStats], passes: list[Moments]) -> Buffers:
+    """Buffers that freeze the layers planned as ``"support"`` at a support pass's moments."""
+    if len(passes) > 1:
+        twice = sorted(set(passes[0]) & set(passes[1]))
+        raise ValueError(
+            f"batch norm {', '.join(twice)} is used more than once in a forward pass, so it has no "
+            'one set of support statistics: adapt with norm_stats="running" or "batch"'
+        )
+    moments = passes[0] if passes else {}
     buffers: Buffers = {}
     for name, kind in plan.items():
         if kind == "support":
+            if name not in moments:
+                raise ValueError(f"batch norm {name!r} was not used by the support set's pass")
             mean, var, _ = moments[name]
             buffers[_key(name, "running_mean")] = mean
             buffers[_key(name, "running_var")] = var

@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 from ibaml.curvature import Curvature
 from ibaml.energy import Energy, PlainEnergy, Structure, detached
 from ibaml.gradient.base import Record
-from ibaml.linalg import ConjugateGradient, LinearSolver, Reason
-from ibaml.solve import NewtonCG, Solution, Solver
+from ibaml.linalg import ConjugateGradient, LinearSolution, LinearSolver, Reason
+from ibaml.solve import NewtonCG, Solution, Solver, energy_and_gradient
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,21 @@ class Implicit:
     Args:
         curvature: which H (and G).
         linear_solver: how H u = b is solved.
+        warn: warn where the linear solve fails (this waits for the device; a learner reports it
+            in its diagnostics instead).
     """
 
     curvature: Curvature = field(default_factory=Curvature)
     linear_solver: LinearSolver = field(default_factory=ConjugateGradient)
+    warn: bool = False
+
+    def __post_init__(self) -> None:
+        solver = self.linear_solver
+        if isinstance(solver, ConjugateGradient) and solver.steps == 0 and solver.start == "zero":
+            raise ValueError(
+                "no CG steps from a start of zero give a gradient of exactly zero: use cg_steps of "
+                '1 or more, or ConjugateGradient(steps=0, start="diagonal")'
+            )
 
     def __call__(
         self,
@@ -61,6 +72,8 @@ class Implicit:
         h = self.curvature.at(energy, v, wanted)
         solution = self.linear_solver(h.product, h.enter(b), h.diagonal)
         record.linear = solution
+        if self.warn:
+            _report_linear(solution)
         return h.pull_back(solution.value)
 
 
@@ -141,23 +154,41 @@ def implicit_solve(
     structure = Structure.of(start, first.shape[0] if first.dim() else None)
     v = structure.join(start).detach()
     eps = torch.finfo(v.dtype).eps
+    task = PlainEnergy(energy, structure, tuple(leaves), spec, learned)
     if solver is None:
+        # a tolerance in the energy's own units
+        size = energy_and_gradient(detached(task), v)[1].norm(dim=-1)
+        size = size[(size > 0) & size.isfinite()]
         solver = NewtonCG(
             steps=100,
-            tol=eps**0.75,
+            tol=eps**0.75 * (float(size.min()) if len(size) else 1.0),
             curvature=choice,
             linear_solver=ConjugateGradient(steps=500, tol=1e-4),
         )
     if linear_solver is None:
         linear_solver = ConjugateGradient(steps=1000, tol=eps**0.9)
-    task = PlainEnergy(energy, structure, tuple(leaves), spec, learned)
     record = record if record is not None else Record()
-    solved = Implicit(choice, linear_solver)(task, v, solver, record)
-    _report(record.solution)
+    solved = Implicit(choice, linear_solver, warn=True)(task, v, solver, record)
+    _report_solve(record.solution)
     return structure.split(solved)
 
 
-def _report(solution: Solution | None) -> None:
+def _report_linear(solution: LinearSolution) -> None:
+    """A gradient that rests on a failed linear solve is announced."""
+    for reason in (Reason.NEGATIVE_CURVATURE, Reason.SINGULAR, Reason.NONFINITE):
+        count = int((solution.reason == reason).sum())
+        if count:
+            warnings.warn(
+                f"implicit_solve: for {count} of {solution.reason.numel()} problems the linear "
+                f"solve behind the gradient {reason.sentence} (relative residual up to "
+                f"{float(solution.residual.max()):.1e}); is the start a saddle, or does the energy "
+                "ignore part of v? linear_solver=Dense() gives the minimum-norm solution",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _report_solve(solution: Solution | None) -> None:
     """Never hide a failed solve: raise where all of it failed, warn where some of it did."""
     assert solution is not None
     failed = int(solution.diverged.sum())
@@ -173,14 +204,15 @@ def _report(solution: Solution | None) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-    stalled = solution.reason == Reason.STALLED
-    if bool(stalled.any()) and solution.gradient is not None:
-        size = solution.gradient.norm(dim=-1)[stalled].max()
-        scale = torch.finfo(solution.value.dtype).eps ** 0.5
-        if size > scale * (1 + solution.energy_before.abs().max()):
+    if solution.gradient is not None:
+        size = torch.where(solution.diverged, 0.0, solution.gradient.norm(dim=-1)).max()
+        scale = torch.finfo(solution.value.dtype).eps ** 0.25
+        reach = 1 + solution.energy_before.abs().max()
+        if size > scale * reach:
             warnings.warn(
-                f"implicit_solve: the solver stopped making progress at ‖∇E‖ = {size:.1e}; the "
-                "implicit gradient assumes a stationary point (is the energy smooth?)",
+                f"implicit_solve: the solver ended at ‖∇E‖ = {size:.1e}; the implicit gradient "
+                "assumes a stationary point (take more steps; is the energy smooth, and bounded "
+                "below?)",
                 RuntimeWarning,
                 stacklevel=3,
             )

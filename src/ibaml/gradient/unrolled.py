@@ -42,6 +42,9 @@ class Unrolled:
                 f"{type(solver).__name__} cannot be unrolled (its line search has no derivative): "
                 "use GradientDescent, NaturalDescent or Adam, or the implicit rule"
             )
+        if not torch.is_grad_enabled():
+            record.solution = solver.solve(detached(energy), start, rate=rate, examine=examine)
+            return record.solution.value
         progress = solver.begin(start)
         if not self.recompute:
             progress = solver.advance(energy, progress, solver.steps, rate=rate, create_graph=True)

@@ -75,6 +75,7 @@ class ConjugateGradient:
         reason = torch.full_like(steps, Reason.STEPS)
         reason = torch.where(norm(r) <= target, Reason.CONVERGED, reason)
         reason = torch.where(rz.isfinite(), reason, Reason.NONFINITE)
+        u = torch.where(reason == Reason.NONFINITE, torch.zeros_like(u), u)
 
         for k in range(self.steps):
             active = reason == Reason.STEPS

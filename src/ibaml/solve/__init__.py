@@ -1,7 +1,16 @@
 """How a task is solved: (energy, start) -> solution, with a record of what happened."""
 
 from ibaml.solve.adam import Adam
-from ibaml.solve.base import Descent, Progress, Solution, Solver, energy_and_gradient
+from ibaml.solve.base import (
+    Descent,
+    Progress,
+    Rate,
+    Solution,
+    Solver,
+    check_count,
+    energy_and_gradient,
+    resolve_rate,
+)
 from ibaml.solve.gradient_descent import GradientDescent, NaturalDescent
 from ibaml.solve.newton_cg import NewtonCG
 
@@ -12,7 +21,10 @@ __all__ = [
     "NaturalDescent",
     "NewtonCG",
     "Progress",
+    "Rate",
     "Solution",
     "Solver",
+    "check_count",
     "energy_and_gradient",
+    "resolve_rate",
 ]

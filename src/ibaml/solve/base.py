@@ -12,11 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ibaml.energy import Energy, Slot
+from ibaml.energy import Energy
 from ibaml.linalg import Reason
+from ibaml.weights import Slot
 
 Rate = float | Mapping[str, float]
-_BLOWN = 1e3  # an energy that grew by this factor was not minimised
+_BLOWN = 10  # an energy that grew by this factor was not minimised
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Progress:
     steps: Tensor
     reason: Tensor
     energy_before: Tensor
+    blown: Tensor  # whether the energy grew beyond measure on the way
 
 
 def energy_and_gradient(
@@ -104,6 +106,11 @@ def resolve_rate(rate: Rate, slots: tuple[Slot, ...], like: Tensor) -> Tensor | 
     return vector
 
 
+def check_count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number, {least} or more; got {value!r}")
+
+
 def check_rate(rate: Rate) -> None:
     for name, value in rate.items() if isinstance(rate, Mapping) else [("lr", rate)]:
         if not value > 0:
@@ -132,8 +139,7 @@ class Descent(ABC):
     fresh_noise: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ValueError(f"steps must be 0 or more, got {self.steps}")
+        check_count("steps", self.steps, 0)
         if self.tol is not None and not self.tol > 0:
             raise ValueError(f"tol must be positive or None, got {self.tol}")
         check_rate(self.lr)
@@ -163,6 +169,7 @@ class Descent(ABC):
             steps=zeros,
             reason=torch.full_like(zeros, Reason.STEPS),
             energy_before=start.new_full((tasks,), float("nan")),
+            blown=torch.zeros_like(zeros, dtype=torch.bool),
         )
 
     def advance(
@@ -195,6 +202,8 @@ class Descent(ABC):
                 sound = moved.detach().isfinite().all(-1)
                 reason = torch.where((reason == Reason.STEPS) & ~sound, Reason.NONFINITE, reason)
                 go = (reason == Reason.STEPS)[:, None]
+                value = value.detach()
+                before = value if step == 0 else progress.energy_before
                 progress = Progress(
                     v=torch.where(go, moved, v),
                     memory=tuple(
@@ -203,7 +212,8 @@ class Descent(ABC):
                     ),
                     steps=progress.steps + go[:, 0],
                     reason=reason,
-                    energy_before=value.detach() if step == 0 else progress.energy_before,
+                    energy_before=before,
+                    blown=(value > before + _BLOWN * (1 + before.abs())) | ~value.isfinite(),
                 )
         return progress
 
@@ -213,12 +223,10 @@ class Descent(ABC):
         reason = progress.reason
         value = progress.v
         before = progress.energy_before
+        reason = torch.where(progress.blown & (reason == Reason.STEPS), Reason.DIVERGED, reason)
         if examine or self.steps == 0:
             after, gradient = energy_and_gradient(energy, value.detach())
             before = after if self.steps == 0 else before
-            reason = torch.where(after.isfinite(), reason, Reason.NONFINITE)
-            blown = after > before + _BLOWN * (1 + before.abs())
-            reason = torch.where(blown & (reason == Reason.STEPS), Reason.DIVERGED, reason)
             if self.tol is not None:
                 small = gradient.norm(dim=-1) <= self.tol
                 reason = torch.where((reason == Reason.STEPS) & small, Reason.CONVERGED, reason)

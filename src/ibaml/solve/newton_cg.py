@@ -10,7 +10,7 @@ from torch import Tensor
 from ibaml.curvature import Curvature
 from ibaml.energy import Energy, TaskEnergy, detached
 from ibaml.linalg import ConjugateGradient, LinearSolver, Reason
-from ibaml.solve.base import Solution, energy_and_gradient
+from ibaml.solve.base import Solution, check_count, energy_and_gradient
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class NewtonCG:
     halvings: int = 30
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ValueError(f"steps must be 0 or more, got {self.steps}")
+        check_count("steps", self.steps, 0)
         if self.tol is not None and not self.tol > 0:
             raise ValueError(f"tol must be positive or None, got {self.tol}")
         if not self.radius > 0:

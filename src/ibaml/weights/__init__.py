@@ -2,7 +2,7 @@
 
 from ibaml.weights.belief import Belief, Prior
 from ibaml.weights.gaussian import DiagonalGaussian
-from ibaml.weights.layout import Layout
+from ibaml.weights.layout import Layout, Slot
 from ibaml.weights.point import Point
 from ibaml.weights.roles import Roles, Selection, assign_roles, head_module
 
@@ -14,6 +14,7 @@ __all__ = [
     "Prior",
     "Roles",
     "Selection",
+    "Slot",
     "assign_roles",
     "head_module",
 ]

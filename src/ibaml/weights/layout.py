@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
+
+Slot = tuple[str, int, int]  # a name, and where it begins and ends in a vector
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,25 @@ class Layout:
     @property
     def size(self) -> int:
         return sum(self.sizes)
+
+    def slots(self, blocks: Sequence[str]) -> tuple[Slot, ...]:
+        """Where each weight lies in a vector of these blocks side by side; the weights of a block
+        other than the mean are named ``block.NAME``."""
+        slots, at = [], 0
+        for block in blocks:
+            prefix = "" if block == "mean" else f"{block}."
+            for name, size in zip(self.names, self.sizes, strict=True):
+                slots.append((prefix + name, at, at + size))
+                at += size
+        return tuple(slots)
+
+    def shares(self, like: Tensor) -> Tensor:
+        """How much of a parameter each entry is: 1, or 1/rows where a row is tied."""
+        parts = [
+            like.new_full((size,), 1 / shape[0] if name in self.rows else 1.0)
+            for name, shape, size in zip(self.names, self.shapes, self.sizes, strict=True)
+        ]
+        return torch.cat(parts)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """(…, n) to {name: (…, *shape)}."""

@@ -1,0 +1,181 @@
+"""What is refused, and in which words: options when a learner is built, tasks when they come."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ibaml.energy import NOISE_KINDS, Likelihood, TaskEnergy
+from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
+from ibaml.objectives import Abml, Objective
+from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver, check_count
+from ibaml.weights import Belief, DiagonalGaussian, Roles, head_module
+
+if TYPE_CHECKING:
+    from ibaml.learner import MetaLearner
+
+_LOG_VAR_LIMIT = 80.0  # exp(±88) leaves float32
+
+
+def check_options(
+    belief: Belief,
+    solver: Solver,
+    gradient: GradientRule,
+    objective: Objective | None,
+    likelihood: Likelihood,
+    samples: int,
+    noise: str,
+    beta: float,
+    init_log_var: float,
+) -> None:
+    """Refuse choices that cannot work together."""
+    check_count("samples", samples, 1)
+    if noise not in NOISE_KINDS:
+        raise ValueError(f"noise must be one of {NOISE_KINDS}, got {noise!r}")
+    if not (beta > 0 and math.isfinite(beta)):
+        raise ValueError(f"beta must be positive (1 is Bayes, below 1 tempers), got {beta}")
+    if not abs(init_log_var) <= _LOG_VAR_LIMIT:
+        raise ValueError(
+            f"init_log_var is a log-variance between −{_LOG_VAR_LIMIT:g} and {_LOG_VAR_LIMIT:g}, "
+            f"got {init_log_var}"
+        )
+    learned = isinstance(solver, Descent) and solver.learn_lr
+    if isinstance(gradient, Implicit):
+        if not belief.has_prior:
+            raise ValueError(
+                "implicit differentiation needs a prior in the energy: without one the solution "
+                "does not depend on the prior and the meta-gradient is exactly zero. Use lam > 0 "
+                "(imaml), a Gaussian belief (ibaml), or the unrolled rule (maml)"
+            )
+        if gradient.curvature.kind == "lemma" and not isinstance(belief, DiagonalGaussian):
+            raise ValueError('curvature "lemma" is written for the diagonal Gaussian: use "energy"')
+    if learned and not isinstance(gradient, Unrolled):
+        raise ValueError(
+            "a learned step size has gradient zero under every rule but the unrolled one (a "
+            "solution does not depend on how it was found): use learn_lr=False or gradient="
+            "Unrolled()"
+        )
+    if isinstance(gradient, Reptile):
+        if solver.steps == 0:
+            raise ValueError("Reptile with steps=0 has no direction: the solution is the start")
+        if objective is not None:
+            raise ValueError("Reptile has no meta-loss: leave objective out")
+        if any(True for _ in likelihood.parameters()):
+            raise ValueError(
+                "Reptile has no gradient for the parameters of a likelihood: give it a fixed one "
+                "(learn=False)"
+            )
+    if isinstance(gradient, Unrolled) and not isinstance(solver, Descent):
+        raise ValueError(
+            f"{type(solver).__name__} cannot be unrolled: use GradientDescent, NaturalDescent or "
+            "Adam, or the implicit rule"
+        )
+    if isinstance(solver, NaturalDescent) and not isinstance(belief, DiagonalGaussian):
+        raise ValueError("NaturalDescent moves log-variances: it needs a Gaussian belief")
+    if isinstance(objective, Abml) and not isinstance(belief, DiagonalGaussian):
+        raise ValueError("ABML's objective needs a Gaussian belief (its hyper-prior is over 1/d)")
+
+
+def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head: bool) -> None:
+    """Refuse a model the choices do not fit."""
+    if isinstance(gradient, Reptile) and roles.shared:
+        raise ValueError(
+            "Reptile moves a prior towards the tasks' solutions and has no gradient for shared "
+            f'weights ({", ".join(roles.shared[:3])}, …): use adapt="all", or freeze them'
+        )
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
+            raise ValueError(
+                f"{name or type(layer).__name__}: instance norm with track_running_stats=True is "
+                "not supported (its running statistics would silently replace the instance's): "
+                "build it with track_running_stats=False"
+            )
+    if tie_head:
+        name, head = head_module(model)
+        if not roles.head:
+            raise ValueError(
+                f"tie_head ties the prior of the last linear layer ({name}), which is not adapted: "
+                'use adapt="head" or adapt="all"'
+            )
+        own = {id(p) for p in head.parameters()}
+        for other, layer in model.named_modules():
+            if layer is not head and own & {id(p) for p in layer.parameters(recurse=False)}:
+                raise ValueError(
+                    f"tie_head: the last linear layer ({name}) shares a weight with {other}, whose "
+                    "rows are no classes; untie them"
+                )
+
+
+@torch.no_grad()
+def check_tasks(learner: MetaLearner, energy: TaskEnergy, v: Tensor, classes: int | None) -> None:
+    """Does the model take these inputs, do its outputs fit the targets, is it one function?"""
+    x, y = energy.x, energy.y
+    dtype, device = v.dtype, v.device
+    if x.device != device:
+        raise ValueError(f"the tasks are on {x.device} and the model on {device}: move one")
+    if x.is_floating_point() and x.dtype != dtype:
+        raise ValueError(
+            f"the tasks are {x.dtype} and the model is {dtype}: use batch.to({dtype}) or "
+            "model.to(...)"
+        )
+    if energy.layout.rows and y.is_floating_point():
+        raise ValueError("tie_head is for classification: the targets are floating")
+    name = type(energy.model).__name__
+    try:
+        outputs, again = energy.outputs(v), energy.outputs(v)
+    except Exception as error:
+        raise ValueError(
+            f"the model {name} does not run on one task's support inputs, shape "
+            f"{tuple(x.shape[1:])} {x.dtype}: {error}"
+        ) from error
+    if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise ValueError(
+            f"the model {name} is random: two passes over the same inputs differ (dropout outside "
+            "an nn.Dropout?). A task's energy has to be one function: switch the randomness off"
+        )
+    if outputs.shape[2] != x.shape[1]:
+        raise ValueError(
+            f"the model returned {outputs.shape[2]} outputs for {x.shape[1]} examples: its first "
+            "dimension must be the examples"
+        )
+    if learner.adapts_head and not energy.layout.rows:
+        found, head = head_module(energy.model)
+        if head.out_features != outputs.shape[-1]:
+            raise ValueError(
+                f'adapt="head" takes the last linear layer, {found} with {head.out_features} '
+                f"outputs, and the model has {outputs.shape[-1]}: name the head, e.g. "
+                'adapt="classifier"'
+            )
+    if energy.likelihood.takes_labels(y) and classes is not None and outputs.dim() == 4:
+        if int(y.min()) < 0:
+            raise ValueError(f"label {int(y.min())} is out of range: labels are 0 … ways − 1")
+        if classes > outputs.shape[-1]:
+            raise ValueError(
+                f"label {classes - 1} is out of range: the model has {outputs.shape[-1]} outputs "
+                "(labels are 0 … outputs − 1); build it with more ways, or use tie_head=True"
+            )
+    energy.nll(outputs)
+    _warn_if_stiff(learner.solver, energy)
+
+
+def _warn_if_stiff(solver: Solver, energy: TaskEnergy) -> None:
+    """Plain descent diverges where lr·κ·exp(−ρ) > 2: say so before it does."""
+    if not isinstance(solver, GradientDescent | NaturalDescent) or solver.steps < 2:
+        return
+    if isinstance(solver.lr, Mapping) or "log_var" not in energy.belief.blocks:
+        return
+    lowest = float(energy.meta.prior[1].min())
+    stiffness = solver.lr * energy.kappa * math.exp(-lowest)
+    if stiffness > 2:
+        warnings.warn(
+            f"adaptation will diverge: lr·κ·exp(−ρ) = {stiffness:.3g} exceeds 2 (lr = "
+            f"{solver.lr:g}, κ = β/N = {energy.kappa:.3g}, smallest prior log-variance "
+            f"{lowest:.3g}); lower lr or beta, or raise init_log_var",
+            RuntimeWarning,
+            stacklevel=5,
+        )
