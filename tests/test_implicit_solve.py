@@ -160,6 +160,7 @@ def test_quadratic_has_the_closed_form_gradient(n, tasks, seed):
     assert relative(c.grad, torch.linalg.solve(a, g)) <= 1e-8
 
 
+@pytest.mark.filterwarnings("ignore:implicit_solve")  # one step is no solution
 def test_a_thousand_inner_steps_in_the_memory_of_one():
     def run(steps: int) -> int:
         decay = torch.full((200,), -2.0, requires_grad=True)
