@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BLUE, _GREY, _RED = "#1f5fa8", "#8a8a8a", "#c0392b"
 
@@ -73,6 +77,55 @@ def draw_fits(rows: Sequence[tuple[str, Sequence[Fit]]], path: Path, headline: s
     high = max(float(f.truth.max()) for _, fits in rows for f in fits)
     margin = 0.8 * (high - low)
     axes[0][0].set_ylim(low - margin, high + margin)
+    return _save(figure, path)
+
+
+def draw_episode(
+    support: Tensor, query: Tensor, names: Sequence[str], path: Path, headline: str
+) -> Path:
+    """A contact sheet of one episode: a column per class, support above, query below.
+
+    Args:
+        support, query: pixels in [0, 1], (ways, n, C, H, W).
+        names: of the classes.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    ways, shots = support.shape[:2]
+    rows = shots + query.shape[1]
+    figure, axes = plt.subplots(
+        rows,
+        ways,
+        figsize=(1.5 * ways + 0.6, 1.25 * rows + 0.8),
+        squeeze=False,
+        layout="constrained",
+    )
+    for w in range(ways):
+        title = names[w] if len(names[w]) <= 22 else f"{names[w][:10]}…{names[w][-10:]}"
+        axes[0][w].set_title(f"{w}: {title}", fontsize=7)
+        for r in range(rows):
+            axis = axes[r][w]
+            image = support[w, r] if r < shots else query[w, r - shots]
+            pixels = image.permute(1, 2, 0).numpy()
+            axis.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            for spine in axis.spines.values():
+                spine.set_color(_BLUE if r < shots else _GREY)
+                spine.set_linewidth(2 if r < shots else 0.8)
+    axes[0][0].set_ylabel("support", color=_BLUE, fontsize=9)
+    axes[shots][0].set_ylabel("query", color=_GREY, fontsize=9)
+    figure.suptitle(headline, fontsize=10)
+    return _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    """Write a picture whole or not at all."""
+    import matplotlib.pyplot as plt
+
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".partial{path.suffix}")
     figure.savefig(partial, dpi=130)

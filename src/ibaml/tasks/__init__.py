@@ -1,6 +1,28 @@
 """Where tasks come from: datasets, splits, episodes, synthetic families."""
 
+from ibaml.tasks.augment import Augment
 from ibaml.tasks.batch import TaskBatch
-from ibaml.tasks.synthetic import Sinusoids
+from ibaml.tasks.dataset import Dataset, feature_vectors
+from ibaml.tasks.episodes import Episodes
+from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
+from ibaml.tasks.synthetic import LinearRegression, Sinusoids
+from ibaml.tasks.table import Table
+from ibaml.tasks.tree import DataError
 
-__all__ = ["Sinusoids", "TaskBatch"]
+__all__ = [
+    "Augment",
+    "DataError",
+    "Dataset",
+    "Episodes",
+    "LinearRegression",
+    "Sinusoids",
+    "Table",
+    "TaskBatch",
+    "cifar100",
+    "cub",
+    "feature_vectors",
+    "image_folder",
+    "image_list",
+    "miniimagenet",
+    "omniglot",
+]

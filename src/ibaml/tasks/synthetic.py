@@ -57,3 +57,62 @@ class Sinusoids:
         return TaskBatch(
             x[:, :support], y[:, :support], x[:, support:], y[:, support:], keys=tuple(keys)
         )
+
+
+@dataclass(frozen=True)
+class LinearRegression:
+    """The paper's synthetic family: y = ⟨w, x⟩ + noise with w ~ N(0, I) and support inputs of a
+    given condition number.
+
+    Args:
+        dimension: d.
+        noise: σ of the additive Gaussian noise.
+        condition: largest over smallest singular value of the support inputs; one singular value is
+            smaller by this factor, the others are equal.
+        scale: the largest singular value of the support inputs.
+    """
+
+    dimension: int = 32
+    noise: float = 0.01
+    condition: float = 20.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.dimension < 1 or self.condition < 1 or self.noise < 0 or self.scale <= 0:
+            raise ValueError(
+                "dimension and condition must be 1 or more, noise 0 or more, scale positive; got "
+                f"{self}"
+            )
+
+    def batch(
+        self,
+        seed: int,
+        keys: Sequence[int],
+        support: int = 32,
+        query: int = 64,
+        dtype: torch.dtype = torch.float64,
+    ) -> TaskBatch:
+        """One batch; a task depends on its seed and key alone."""
+        if support < self.dimension:
+            raise ValueError(f"support must be at least the dimension {self.dimension}")
+        tasks = []
+        for key in keys:
+            rng = torch.Generator().manual_seed(mix(seed, key))
+            raw = torch.randn(support, self.dimension, generator=rng, dtype=torch.float64)
+            left, _, right = torch.linalg.svd(raw, full_matrices=False)
+            values = torch.full((self.dimension,), self.scale, dtype=torch.float64)
+            values[-1] = self.scale / self.condition if self.dimension > 1 else self.scale
+            x = torch.cat(
+                [
+                    left @ torch.diag(values) @ right,
+                    torch.randn(query, self.dimension, generator=rng, dtype=torch.float64),
+                ]
+            )
+            w = torch.randn(self.dimension, 1, generator=rng, dtype=torch.float64)
+            y = x @ w
+            y = y + self.noise * torch.randn(y.shape, generator=rng, dtype=torch.float64)
+            tasks.append((x.to(dtype), y.to(dtype)))
+        x, y = (torch.stack(part) for part in zip(*tasks, strict=True))
+        return TaskBatch(
+            x[:, :support], y[:, :support], x[:, support:], y[:, support:], keys=tuple(keys)
+        )

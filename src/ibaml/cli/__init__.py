@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from ibaml._version import __version__
+from ibaml.cli.data import app as data
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +26,7 @@ app = typer.Typer(
 
     Start with [bold]ibaml demo[/bold], which takes about a minute.""",
 )
+app.add_typer(data, name="data")
 console = Console()
 
 
@@ -104,7 +106,3 @@ def demo(
     console.print(f"{time.monotonic() - began:.0f} s. Look at:")
     for file in files:
         console.print(f"  {file}", soft_wrap=True)
-
-
-if __name__ == "__main__":
-    app()

@@ -1,0 +1,203 @@
+"""``ibaml data``: what there is, what is in it, how it looks, and whether it is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from ibaml.tasks.dataset import Dataset
+
+app = typer.Typer(
+    no_args_is_help=True, help="Datasets: list, info, preview, check, get.", rich_markup_mode="rich"
+)
+console = Console()
+
+Spec = Annotated[
+    str, typer.Argument(help="A name of `ibaml data list`, an image folder, a zip, or a CSV list.")
+]
+Root = Annotated[
+    Path | None, typer.Option(help="Where the files lie (default: $IBAML_DATA/NAME, or data/NAME).")
+]
+Splits = Annotated[
+    Path | None, typer.Option(help='A JSON file {"train": [class, …], "val": …, "test": …}.')
+]
+Size = Annotated[int, typer.Option(min=4, help="Side of the images of a folder of your own.")]
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Errors of the data are a person's to mend: a sentence, not a trace."""
+    from ibaml.tasks.download import DownloadError
+
+    try:
+        yield
+    except (ValueError, OSError, DownloadError) as error:
+        console.print(f"[red]Error:[/red] {error}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
+def load(spec: str, root: Path | None, splits: Path | None, size: int) -> Dataset:
+    """Open a dataset with a bar while it is decoded for the first time."""
+    from ibaml.tasks.catalog import open_data
+
+    columns = (TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("decoding", total=None, visible=False)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, visible=True)
+
+        return open_data(spec, root=root, splits=splits, image_size=size, progress=progress)
+
+
+@app.command("list")
+def list_() -> None:
+    """The datasets known by name."""
+    from ibaml.tasks.catalog import CATALOG
+
+    table = Table()
+    for title in ("name", "what", "licence"):
+        table.add_column(title)
+    for known in CATALOG.values():
+        table.add_row(known.name, known.about, known.licence)
+    console.print(table)
+    console.print("Or give the path of an image folder, a zip of one, or a CSV (path,label,split).")
+
+
+@app.command()
+def info(spec: Spec, root: Root = None, splits: Splits = None, image_size: Size = 84) -> None:
+    """Classes, images, splits, licence, mean and deviation."""
+    with told():
+        data = load(spec, root, splits, image_size)
+    counts = [data.count(c) for c in range(len(data.classes))]
+    mean, std = data.moments
+    table = Table(title=data.name, show_header=False)
+    table.add_row(
+        "images", f"{len(data.examples):,}, {' × '.join(map(str, data.examples.shape[1:]))}"
+    )
+    table.add_row("classes", f"{len(data.classes):,}")
+    table.add_row("images a class", f"{min(counts)} to {max(counts)}")
+    for split, members in data.splits.items():
+        images = sum(counts[c] for c in members)
+        table.add_row(f"split {split}", f"{len(members)} classes, {images:,} images")
+    table.add_row("mean", ", ".join(f"{m:.4f}" for m in mean))
+    table.add_row("deviation", ", ".join(f"{s:.4f}" for s in std))
+    table.add_row("licence", data.licence)
+    table.add_row("digest", data.digest[:24])
+    console.print(table)
+
+
+@app.command()
+def preview(
+    spec: Spec,
+    root: Root = None,
+    splits: Splits = None,
+    image_size: Size = 84,
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    ways: Annotated[int, typer.Option(min=1)] = 5,
+    shots: Annotated[int, typer.Option(min=1)] = 1,
+    queries: Annotated[int, typer.Option(min=1)] = 5,
+    key: Annotated[int, typer.Option(help="Which episode.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Where the picture goes.")] = None,
+) -> None:
+    """A contact sheet of one episode: support above, query below, with labels."""
+    from ibaml.report import draw_episode
+    from ibaml.tasks.episodes import Episodes
+
+    with told():
+        data = load(spec, root, splits, image_size)
+        episodes = Episodes(data, split, ways, shots, queries, normalise=False)
+        batch = episodes.batch([key])
+        rows, _ = episodes.draw(key)
+    names = [data.classes[data.labels[r[0]]] for r in rows]
+    support = batch.support_x[0].unflatten(0, (ways, shots))
+    query = batch.query_x[0].unflatten(0, (ways, queries))
+    path = out or Path("runs") / "preview" / f"{data.name}-{split}-{key}.png"
+    headline = f"{data.name}, {split}: {ways}-way {shots}-shot, episode {key}"
+    console.print(f"{draw_episode(support, query, names, path, headline)}", soft_wrap=True)
+
+
+@app.command()
+def check(
+    spec: Spec,
+    root: Root = None,
+    splits: Splits = None,
+    image_size: Size = 84,
+    shots: Annotated[int, typer.Option(min=1)] = 1,
+    queries: Annotated[int, typer.Option(min=1)] = 15,
+) -> None:
+    """Unreadable or duplicate images, duplicates across splits, classes too small."""
+    from ibaml.tasks.inspect import inspect_dataset
+
+    with told():
+        data = load(spec, root, splits, image_size)
+    found = inspect_dataset(data, shots + queries)
+
+    def where(row: int) -> str:
+        return data.files[row] if data.files else f"{data.classes[data.labels[row]]} #{row}"
+
+    for title, pairs in (
+        ("the same image in two splits", found.leaks),
+        ("the same image twice in a split", found.duplicates),
+    ):
+        console.print(f"{title}: {len(pairs)}")
+        for a, b in pairs[:5]:
+            console.print(f"  {where(a)} = {where(b)}", highlight=False, soft_wrap=True)
+    console.print(f"classes with fewer than {shots + queries} images: {len(found.small)}")
+    for name, count in found.small[:5]:
+        console.print(f"  {name}: {count}", highlight=False, soft_wrap=True)
+    console.print(f"classes in no split: {len(found.unassigned)}")
+    if found.serious:
+        console.print("[red]Test images leak into training: mend the splits.[/red]")
+        raise typer.Exit(1)
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A name of `ibaml data list`.")],
+    root: Root = None,
+) -> None:
+    """Download a dataset where that is free; else say what to bring, from whom, and where to."""
+    from ibaml.tasks.catalog import CATALOG, data_folder
+    from ibaml.tasks.download import fetch
+
+    if name not in CATALOG:
+        console.print(f"[red]Error:[/red] {name!r} is none of {', '.join(CATALOG)}")
+        raise typer.Exit(1)
+    known = CATALOG[name]
+    folder = data_folder(name, root)
+    if not known.remotes:
+        console.print(f"{name}: {known.about}\nterms: {known.licence}\nbring: {known.layout}")
+        if known.open is not None:
+            console.print(f"put it into: {folder}", soft_wrap=True)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with told(), Progress(*columns, console=console) as bar:
+        for remote in known.remotes:
+            task = bar.add_task(remote.url.rsplit("/", 1)[-1], total=None)
+            fetch(remote, folder, partial(_advance, bar, task))
+    console.print(f"{name} is in {folder} ({known.licence})", soft_wrap=True)
+
+
+def _advance(bar: Progress, task: TaskID, done: int, total: int | None) -> None:
+    bar.update(task, completed=done, total=total)

@@ -1,0 +1,165 @@
+"""Datasets by name: how each is opened, under which terms, and where it comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ibaml.tasks.cache import cached
+from ibaml.tasks.dataset import Dataset
+from ibaml.tasks.download import Remote
+from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
+from ibaml.tasks.sources.decode import Progress
+from ibaml.tasks.tree import DataError
+
+_OMNIGLOT = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
+Opener = Callable[[Path, Progress | None], Dataset]
+
+
+@dataclass(frozen=True)
+class Known:
+    """One dataset: its terms, what its folder holds, and what may be fetched freely."""
+
+    name: str
+    about: str
+    licence: str
+    layout: str  # what a person puts where, and from whom
+    open: Opener | None  # None: made here, no files
+    remotes: tuple[Remote, ...] = ()
+
+
+CATALOG: dict[str, Known] = {
+    known.name: known
+    for known in (
+        Known(
+            "glyphs",
+            "characters of many scripts, rendered from the DejaVu fonts; test scripts are new",
+            "DejaVu fonts' permissive licence",
+            "nothing to download: it is rendered on first use",
+            None,
+        ),
+        Known(
+            "omniglot",
+            "1,623 handwritten characters of 50 alphabets, 20 each, 28×28 grey",
+            "MIT",
+            "images_background.zip and images_evaluation.zip (or the folders in them)",
+            lambda root, progress: omniglot(root, progress=progress),
+            (
+                Remote(f"{_OMNIGLOT}/images_background.zip", "68d2efa1b9178cc56df9314c21c6e718"),
+                Remote(f"{_OMNIGLOT}/images_evaluation.zip", "6b91aef0f799c5bb55b94e3f2daec811"),
+            ),
+        ),
+        Known(
+            "miniimagenet",
+            "100 classes of 600 colour images, 84×84; Ravi–Larochelle split",
+            "non-commercial research (ImageNet's terms)",
+            "train.csv, val.csv, test.csv beside images/; or one folder per WordNet id; or "
+            "mini-imagenet-cache-{train,val,test}.pkl. Ask image-net.org for access",
+            lambda root, progress: miniimagenet(root, progress=progress),
+        ),
+        Known(
+            "cifar-fs",
+            "CIFAR-100 as 64/16/20 classes, 32×32 colour",
+            "free for research, cite Krizhevsky (2009)",
+            "cifar-100-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html",
+            lambda root, progress: cifar100(root, "cifar-fs"),
+        ),
+        Known(
+            "fc100",
+            "CIFAR-100 split by superclass (12/4/4), 32×32 colour",
+            "free for research, cite Krizhevsky (2009)",
+            "cifar-100-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html",
+            lambda root, progress: cifar100(root, "fc100"),
+        ),
+        Known(
+            "cub",
+            "200 bird species, 100/50/50, 84×84 colour",
+            "non-commercial research",
+            "CUB_200_2011/images/ from www.vision.caltech.edu/datasets/cub_200_2011",
+            lambda root, progress: cub(root, progress=progress),
+        ),
+    )
+}
+
+
+def data_folder(name: str, root: str | Path | None = None) -> Path:
+    """Where a named dataset's files lie: ``root``, or NAME in ``IBAML_DATA`` (default ``data``)."""
+    if root is not None:
+        return Path(root).expanduser()
+    return Path(os.environ.get("IBAML_DATA", "data")).expanduser() / name
+
+
+def open_data(
+    spec: str,
+    *,
+    root: str | Path | None = None,
+    splits: str | Path | None = None,
+    image_size: int = 84,
+    progress: Progress | None = None,
+) -> Dataset:
+    """A dataset by name, or by the path of an image folder, a zip of one, or a CSV list.
+
+    >>> open_data("glyphs").members("test")      # doctest: +SKIP
+    """
+    if spec == "glyphs":
+        return glyphs()
+    known = CATALOG.get(spec)
+    if known is not None and known.open is not None:
+        folder = data_folder(spec, root)
+        if not folder.exists():
+            raise DataError(
+                f"{spec}: {folder} does not exist. Put there: {known.layout}. Or say where it is "
+                f"(--root, or IBAML_DATA); `ibaml data get {spec}` helps"
+            )
+        return known.open(folder, progress)
+    path = Path(spec).expanduser()
+    if path.suffix.lower() in (".csv", ".tsv") and path.exists():
+        return image_list(path, root=root, image_size=image_size, progress=progress)
+    if path.exists():
+        return image_folder(path, splits=splits, image_size=image_size, progress=progress)
+    raise DataError(f"{spec!r} is neither a path nor one of {', '.join(CATALOG)}")
+
+
+def glyphs(*, per_class: int = 20, seed: int = 0) -> Dataset:
+    """The embedded default: rendered on first use, then from the cache."""
+    import matplotlib
+    import numpy as np
+    import PIL
+    from PIL import features
+
+    from ibaml.tasks.glyphs import known_rendering, render_glyphs
+
+    def build() -> tuple[np.ndarray, dict[str, Any]]:
+        made = render_glyphs(per_class=per_class, seed=seed)
+        facts = {
+            "labels": made.labels.tolist(),
+            "classes": made.classes,
+            "splits": made.splits,
+            "digest": made.digest,
+        }
+        return made.images, facts
+
+    renderer = (matplotlib.__version__, PIL.__version__, features.version("freetype2"))
+    address = hashlib.sha256(repr((per_class, seed, renderer)).encode()).hexdigest()
+    images, facts = cached("glyphs", address, build)
+    if (per_class, seed) == (20, 0) and not known_rendering(facts["digest"]):
+        warnings.warn(
+            f"glyphs: this machine's font renderer draws them differently (digest "
+            f"{facts['digest'][:12]}): figures may differ slightly from published ones",
+            UserWarning,
+            stacklevel=2,
+        )
+    return Dataset(
+        "glyphs",
+        images,
+        np.array(facts["labels"], dtype=np.int64),
+        tuple(facts["classes"]),
+        {s: tuple(c) for s, c in facts["splits"].items()},
+        licence=CATALOG["glyphs"].licence,
+        digest=facts["digest"],
+    )

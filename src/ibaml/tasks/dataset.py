@@ -1,0 +1,187 @@
+"""Examples by class, and which classes belong to which split."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ibaml.tasks.tree import DataError
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples grouped by class.
+
+    Attributes:
+        examples: uint8 images (N, C, H, W), or floating feature vectors (N, D).
+        labels: class index of every example, non-decreasing.
+        classes: names of the classes.
+        splits: class indices of each split; no class is in two.
+        files: where each example came from, if from a file.
+    """
+
+    name: str
+    examples: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    splits: Mapping[str, tuple[int, ...]]
+    licence: str = "unknown"
+    digest: str = ""
+    files: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.examples) != len(self.labels):
+            raise DataError(f"{len(self.examples)} examples but {len(self.labels)} labels")
+        if len(self.labels) and (np.diff(self.labels) < 0).any():
+            raise DataError("examples must be grouped by class")
+        seen: dict[int, str] = {}
+        for split, members in self.splits.items():
+            for c in members:
+                if c in seen:
+                    raise DataError(
+                        f"class {self.classes[c]!r} is in two splits, {seen[c]} and {split}: "
+                        "test classes must be new"
+                    )
+                seen[c] = split
+
+    @property
+    def is_image(self) -> bool:
+        return self.examples.dtype == np.uint8
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each class begins in ``examples``, with the end after the last."""
+        return np.searchsorted(self.labels, np.arange(len(self.classes) + 1))
+
+    def count(self, c: int) -> int:
+        return int(self.starts[c + 1] - self.starts[c])
+
+    def members(self, split: str) -> tuple[int, ...]:
+        """The classes of a split (``"all"`` for every class)."""
+        if split == "all":
+            return tuple(range(len(self.classes)))
+        if split not in self.splits:
+            raise DataError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        return self.splits[split]
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """The examples as one tensor (memory-mapped where they come from the cache)."""
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and only read
+            return torch.from_numpy(np.asarray(self.examples))
+
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation per channel (or feature) of the training split."""
+        rows = np.concatenate(
+            [np.arange(self.starts[c], self.starts[c + 1]) for c in self._for_moments()]
+        )
+        if len(rows) > 4096:
+            rows = rows[:: len(rows) // 4096]
+        sample = self.examples[rows].astype(np.float64)
+        if self.is_image:
+            sample = sample / 255
+        axes = (0, 2, 3) if sample.ndim == 4 else (0,)
+        std = np.maximum(sample.std(axes), 1e-6)
+        return torch.from_numpy(sample.mean(axes)), torch.from_numpy(std)
+
+    def _for_moments(self) -> Sequence[int]:
+        return self.splits.get("train") or range(len(self.classes))
+
+
+def feature_vectors(
+    features: np.ndarray | Tensor,
+    labels: Sequence[str] | Sequence[int] | np.ndarray | Tensor,
+    *,
+    splits: Mapping[str, Sequence[str]] | None = None,
+    name: str = "features",
+) -> Dataset:
+    """Embeddings (N, D) of any model of yours, with a class name (or number) for each.
+
+    Without ``splits`` classes are split 64 : 16 : 20 by a hash of their name.
+
+    >>> data = feature_vectors(np.zeros((4, 2), np.float32), ["a", "a", "b", "b"])
+    >>> data.classes
+    ('a', 'b')
+    """
+    array = features.detach().cpu().numpy() if isinstance(features, Tensor) else features
+    array = np.asarray(array)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        raise DataError(
+            f"features must be floating, (examples, D); got {array.dtype} {array.shape}"
+        )
+    if not np.isfinite(array).all():
+        raise DataError("features hold a NaN or an infinity")
+    values = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else labels
+    names = [str(label) for label in values]
+    if len(names) != len(array):
+        raise DataError(f"{len(array)} feature vectors but {len(names)} labels")
+    order, grouped, classes = group(names)
+    chosen = split_by_hash(classes) if splits is None else split_by_name(splits, classes, name)
+    return Dataset(name, array[order], grouped, classes, chosen, licence="yours")
+
+
+def group(items: Sequence[str]) -> tuple[list[int], np.ndarray, tuple[str, ...]]:
+    """Order that groups items by class name, their labels, and the sorted class names."""
+    classes = tuple(sorted(set(items)))
+    index = {c: i for i, c in enumerate(classes)}
+    order = sorted(range(len(items)), key=lambda i: index[items[i]])
+    labels = np.array([index[items[i]] for i in order], dtype=np.int64)
+    return order, labels, classes
+
+
+def published(name: str) -> dict[str, Any]:
+    """A split of the literature, from the package."""
+    text = (files("ibaml.tasks") / "splits" / f"{name}.json").read_text("utf-8")
+    return json.loads(text)
+
+
+def split_by_file(path: Path, classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Splits from a JSON file ``{"train": [class, …], "val": […], "test": […]}``."""
+    try:
+        lists = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"split file {path}: {error}") from error
+    if not isinstance(lists, dict) or not all(isinstance(v, list) for v in lists.values()):
+        raise DataError(f'split file {path}: needs {{"train": [class, …], "val": …, "test": …}}')
+    return split_by_name(lists, classes, str(path))
+
+
+def split_by_name(
+    lists: Mapping[str, Sequence[str]], classes: Sequence[str], origin: str
+) -> dict[str, tuple[int, ...]]:
+    index = {c: i for i, c in enumerate(classes)}
+    result = {}
+    for split, names in lists.items():
+        missing = [n for n in names if n not in index]
+        if missing:
+            raise DataError(
+                f"{origin}: {len(missing)} classes of split {split!r} have no images, the first is "
+                f"{missing[0]!r}"
+            )
+        result[split] = tuple(sorted(index[n] for n in names))
+    return result
+
+
+def split_by_hash(classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """64 : 16 : 20 by a hash of the class's name: stable when classes are added."""
+    result: dict[str, list[int]] = {s: [] for s in SPLITS}
+    for i, name in enumerate(classes):
+        share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+        result["train" if share < 0.64 else "val" if share < 0.8 else "test"].append(i)
+    return {s: tuple(v) for s, v in result.items()}

@@ -1,0 +1,170 @@
+"""Episodes: W classes, S shots, Q queries, each a pure function of its key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ibaml.seeding import mix
+from ibaml.tasks.augment import Augment
+from ibaml.tasks.batch import TaskBatch
+from ibaml.tasks.dataset import Dataset
+from ibaml.tasks.tree import DataError
+
+_SPLIT_STREAM = {"train": 0, "val": 1, "test": 2}
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """W-way S-shot episodes with Q queries a class, from the classes of one split.
+
+    Episode ``key`` depends on (seed, split, key) alone: the same whatever the batch size, the
+    number of processes, or a resume. Label order is part of the draw. Images stay uint8 until they
+    are gathered; they are converted, normalised and augmented in batch on ``device``.
+
+    Args:
+        rotations: count every class turned by 90, 180 and 270 degrees as a class of its own.
+        normalise: subtract the training split's mean and divide by its deviation.
+        augment: random flips, crops, colours (the support set's and the query's alike).
+
+    >>> batch = Episodes(data, "train", ways=5, shots=1).batch(range(8))   # doctest: +SKIP
+    """
+
+    data: Dataset
+    split: str = "train"
+    ways: int = 5
+    shots: int = 1
+    queries: int = 15
+    seed: int = 0
+    rotations: bool = False
+    normalise: bool = True
+    augment: Augment | None = None
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+    _classes: tuple[int, ...] = field(init=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        for name, least in (("ways", 1), ("shots", 1), ("queries", 1)):
+            if getattr(self, name) < least:
+                raise DataError(f"{name} must be {least} or more, got {getattr(self, name)}")
+        if (self.rotations or self.augment) and not self.data.is_image:
+            raise DataError("rotations and augmentation are for images")
+        need = self.shots + self.queries
+        members = self.data.members(self.split)
+        enough = tuple(c for c in members if self.data.count(c) >= need)
+        object.__setattr__(self, "_classes", enough)
+        if self.classes < self.ways:
+            small = len(members) - len(enough)
+            raise DataError(
+                f"{self.data.name}, split {self.split!r}: {self.ways}-way episodes of "
+                f"{self.shots} + {self.queries} examples need {self.ways} classes of {need}, and "
+                f"there are {self.classes} ({small} classes are smaller): lower ways, shots or "
+                "queries"
+            )
+
+    @property
+    def classes(self) -> int:
+        """Number of classes episodes draw from; those too small for an episode are left out."""
+        return len(self._classes) * (4 if self.rotations else 1)
+
+    def draw(self, key: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows (ways, shots + queries) of an episode in the dataset, and each class's quarter
+        turns (ways,)."""
+        numbers = _Numbers(mix(self.seed, _SPLIT_STREAM.get(self.split, 3), key))
+        chosen = numbers.sample(self.classes, self.ways)
+        need = self.shots + self.queries
+        rows = np.empty((self.ways, need), dtype=np.int64)
+        for i, c in enumerate(chosen):
+            member = self._classes[c % len(self._classes)]
+            rows[i] = self.data.starts[member] + numbers.sample(self.data.count(member), need)
+        return rows, chosen // len(self._classes)
+
+    def batch(self, keys: Sequence[int]) -> TaskBatch:
+        """The episodes of these keys as one batch."""
+        keys = [int(k) for k in keys]
+        draws = [self.draw(k) for k in keys]
+        rows = np.stack([r for r, _ in draws])
+        turns = np.stack([t for _, t in draws])
+        support_x, support_y = self._half(rows[:, :, : self.shots], turns, keys, 0)
+        query_x, query_y = self._half(rows[:, :, self.shots :], turns, keys, 1)
+        return TaskBatch(
+            support_x, support_y, query_x, query_y, keys, validate=False, classes=self.ways
+        )
+
+    def _half(
+        self, rows: np.ndarray, turns: np.ndarray, keys: Sequence[int], half: int
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the support (0) or the query (1) half, from rows (T, ways, n)."""
+        tasks, ways, count = rows.shape
+        x = self._examples(torch.from_numpy(rows.reshape(tasks, -1)))
+        if self.rotations or self.augment is not None:
+            x = x.unflatten(1, (ways, count))
+            x = _turn(x, turns) if self.rotations else x
+            if self.augment is not None:
+                x = self.augment(x, [mix(self.seed, 7 + half, k) for k in keys])
+            x = x.flatten(1, 2)
+        y = torch.arange(ways, device=x.device).repeat_interleave(count)
+        return x, y.expand(tasks, -1)
+
+    def stream(self, tasks: int, start: int = 0) -> Iterator[TaskBatch]:
+        """Batches of ``tasks`` episodes for ever, from step ``start`` (so that a run resumes)."""
+        step = start
+        while True:
+            yield self.batch(range(step * tasks, (step + 1) * tasks))
+            step += 1
+
+    def _examples(self, rows: Tensor) -> Tensor:
+        """Converted examples (T, n, …) of rows (T, n)."""
+        scale, shift = self._affine
+        raw = self.data.tensor
+        if torch.device(self.device).type != "cpu":
+            whole = raw.index_select(0, rows.flatten()).to(self.device, non_blocking=True)
+            whole = whole.to(self.dtype).mul_(scale).add_(shift)
+            return whole.unflatten(0, rows.shape)
+        # one episode at a time stays in the processor's cache
+        x = torch.empty(*rows.shape, *raw.shape[1:], dtype=self.dtype)
+        for t in range(len(rows)):
+            x[t].copy_(raw.index_select(0, rows[t])).mul_(scale).add_(shift)
+        return x
+
+    @cached_property
+    def _affine(self) -> tuple[Tensor, Tensor]:
+        """x·scale + shift turns raw examples into what the network reads."""
+        unit = 1 / 255 if self.data.is_image else 1.0
+        mean, std = self.data.moments
+        if not self.normalise:
+            mean, std = torch.zeros_like(mean), torch.ones_like(std)
+        shape = (-1, 1, 1) if self.data.examples.ndim == 4 else (-1,)
+        scale, shift = (unit / std).view(shape), (-mean / std).view(shape)
+        return scale.to(self.device, self.dtype), shift.to(self.device, self.dtype)
+
+
+class _Numbers:
+    """Random integers of a seed, by the bits of a counter-based generator, which never change."""
+
+    def __init__(self, seed: int) -> None:
+        self.bits = np.random.Philox(key=seed)
+
+    def sample(self, total: int, count: int) -> np.ndarray:
+        """``count`` different integers below ``total``, in random order (Fisher–Yates)."""
+        raw = self.bits.random_raw(count)
+        swapped: dict[int, int] = {}
+        result = np.empty(count, dtype=np.int64)
+        for i in range(count):
+            j = i + int(raw[i]) % (total - i)
+            result[i] = swapped.get(j, j)
+            swapped[j] = swapped.get(i, i)
+        return result
+
+
+def _turn(x: Tensor, turns: np.ndarray) -> Tensor:
+    for quarter in (1, 2, 3):
+        chosen = torch.from_numpy(turns == quarter).to(x.device)
+        if bool((turns == quarter).any()):
+            x[chosen] = torch.rot90(x[chosen], quarter, (-2, -1))
+    return x

@@ -1,0 +1,61 @@
+"""How one image file, which may be anything, becomes pixels of a known shape."""
+
+from __future__ import annotations
+
+import io
+from typing import Literal
+
+import numpy as np
+
+Channels = Literal[1, 3]
+MAX_PIXELS = 64_000_000  # a larger picture is refused before it is decoded
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
+
+
+class ImageError(ValueError):
+    """An image file that cannot be read; the message names the file and says why."""
+
+
+def decode(data: bytes, name: str, size: int, channels: Channels = 3) -> np.ndarray:
+    """The pixels of an image file, uint8 (channels, size, size).
+
+    The format is told by the content, not by the file's name. EXIF rotation is applied; 16-bit
+    grey is scaled to 8 bits; CMYK, palettes and alpha (on white) become RGB; a picture that is not
+    square is cropped at its centre, then resized.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise ImageError(
+                    f"{name}: {width}×{height} pixels are more than the {MAX_PIXELS:,} allowed"
+                )
+            image.load()
+            upright = ImageOps.exif_transpose(image)
+            pixels = _eight_bit(upright).convert("L" if channels == 1 else "RGB")
+            if pixels.size != (size, size):
+                pixels = ImageOps.fit(pixels, (size, size), Image.Resampling.BILINEAR)
+            array = np.asarray(pixels, dtype=np.uint8)
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name}: {error}") from error
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise ImageError(f"{name}: not a readable image ({error})") from error
+    return array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def _eight_bit(image):  # type: ignore[no-untyped-def]
+    from PIL import Image
+
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image, dtype=np.float64)
+        top = 65535.0 if values.max(initial=0) > 255 else 255.0
+        return Image.fromarray((values * (255.0 / top)).clip(0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, layer)
+    return image

@@ -1,0 +1,9 @@
+"""The datasets people have, in the layouts in which they are published."""
+
+from ibaml.tasks.sources.cifar import cifar100
+from ibaml.tasks.sources.cub import cub
+from ibaml.tasks.sources.folder import image_folder, image_list
+from ibaml.tasks.sources.miniimagenet import miniimagenet
+from ibaml.tasks.sources.omniglot import omniglot
+
+__all__ = ["cifar100", "cub", "image_folder", "image_list", "miniimagenet", "omniglot"]

@@ -1,0 +1,81 @@
+"""From files by class to a dataset: decode every image once, into the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ibaml.tasks.cache import cached
+from ibaml.tasks.dataset import Dataset, group
+from ibaml.tasks.images import Channels, decode
+from ibaml.tasks.tree import DataError, Tree
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+Progress = Callable[[int, int], None]  # images decoded so far, images in all
+Splitter = Callable[[Sequence[str]], Mapping[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image file of one class."""
+
+    label: str
+    file: str
+
+
+def load_images(
+    name: str,
+    parts: Sequence[tuple[Tree, Sequence[Entry]]],
+    splitter: Splitter,
+    *,
+    size: int,
+    channels: Channels,
+    licence: str = "unknown",
+    invert: bool = False,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Read image files into a dataset; the second time, from the cache."""
+    if size < 4:
+        raise DataError(f"image_size must be 4 or more, got {size}")
+    digest = hashlib.sha256(f"{size},{channels},{invert}".encode())
+    for tree, entries in parts:
+        digest.update(tree.fingerprint().encode())
+        digest.update(json.dumps([[e.label, e.file] for e in entries]).encode())
+    flat = [(tree, entry) for tree, entries in parts for entry in entries]
+    if not flat:
+        raise DataError(f"{name}: found no images ({', '.join(IMAGE_SUFFIXES)})")
+    order, labels, classes = group([entry.label for _, entry in flat])
+
+    def build() -> tuple[np.ndarray, dict[str, Any]]:
+        place = {(id(flat[i][0]), flat[i][1].file): n for n, i in enumerate(order)}
+        images = np.empty((len(flat), channels, size, size), dtype=np.uint8)
+        done = 0
+        for tree, entries in parts:
+            for file, data in tree.read_all([e.file for e in entries]):
+                pixels = decode(data, file, size, channels)
+                images[place[id(tree), file]] = 255 - pixels if invert else pixels
+                done += 1
+                if progress is not None:
+                    progress(done, len(flat))
+        return images, {"images": len(flat)}
+
+    images, _ = cached(name, digest.hexdigest(), build)
+    return Dataset(
+        name=name,
+        examples=images,
+        labels=labels,
+        classes=classes,
+        splits=splitter(classes),
+        licence=licence,
+        digest=digest.hexdigest(),
+        files=tuple(flat[i][1].file for i in order),
+    )
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES)

@@ -1,0 +1,119 @@
+"""miniImageNet in its three public layouts, with the Ravi–Larochelle split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ibaml.tasks.dataset import SPLITS, Dataset, group, published, split_by_name
+from ibaml.tasks.images import Channels
+from ibaml.tasks.sources.decode import Entry, Progress, is_image, load_images
+from ibaml.tasks.sources.folder import read_rows
+from ibaml.tasks.sources.unpickle import array, texts, unpickle
+from ibaml.tasks.tree import DataError, Tree
+
+LICENCE = "non-commercial research (ImageNet terms)"
+
+
+def miniimagenet(
+    root: str | Path,
+    *,
+    image_size: int = 84,
+    channels: Channels = 3,
+    progress: Progress | None = None,
+) -> Dataset:
+    """miniImageNet from ``train.csv``, ``val.csv``, ``test.csv`` beside ``images/``; from a folder
+    per WordNet id; or from the ``mini-imagenet-cache-*.pkl`` pickles (none of which is run)."""
+    root = Path(root)
+    if any((root / f"mini-imagenet-cache-{s}.pkl").exists() for s in SPLITS):
+        return _pickles(root, image_size)
+    tree = Tree.open(root)
+    if any((root / f"{s}.csv").exists() for s in SPLITS):
+        entries, lists = _tables(root, tree)
+        splitter = partial(split_by_name, lists, origin=str(root))
+    else:
+        entries = [
+            Entry(n.split("/")[-2], n)
+            for n in tree.names
+            if is_image(n) and "/" in n and n.split("/")[-2].startswith("n0")
+        ]
+        if not entries:
+            raise DataError(
+                f"{root}: found none of the public layouts (train.csv + images/, one folder per "
+                "WordNet id, mini-imagenet-cache-train.pkl)"
+            )
+        splitter = partial(split_by_name, _present(entries), origin=str(root))
+    return load_images(
+        "miniimagenet",
+        [(tree, entries)],
+        splitter,
+        size=image_size,
+        channels=channels,
+        licence=LICENCE,
+        progress=progress,
+    )
+
+
+def _tables(root: Path, tree: Tree) -> tuple[list[Entry], dict[str, list[str]]]:
+    there = set(tree.names)
+    entries, lists = [], {}
+    for split in SPLITS:
+        table = root / f"{split}.csv"
+        if not table.exists():
+            continue
+        rows = read_rows(table.read_text("utf-8-sig"), str(table), ("filename", "label"))
+        missing = [r["filename"] for r in rows if f"images/{r['filename']}" not in there]
+        if missing:
+            raise DataError(
+                f"{table}: {len(missing)} of {len(rows)} files are not in images/, the first is "
+                f"{missing[0]!r}"
+            )
+        entries += [Entry(r["label"], f"images/{r['filename']}") for r in rows]
+        lists[split] = sorted({r["label"] for r in rows})
+    return entries, lists
+
+
+def _present(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """The published split of the classes that are there; all of a split must be."""
+    there = {e.label for e in entries}
+    lists = {s: names for s, names in published("miniimagenet").items() if there & set(names)}
+    unknown = there - {n for names in lists.values() for n in names}
+    if unknown:
+        raise DataError(f"{sorted(unknown)[0]} is no class of miniImageNet")
+    return lists
+
+
+def _pickles(root: Path, size: int) -> Dataset:
+    images, names, lists = [], [], {}
+    for split in SPLITS:
+        path = root / f"mini-imagenet-cache-{split}.pkl"
+        if not path.exists():
+            continue
+        content = unpickle(path.read_bytes(), path.name)
+        for key in ("image_data", "class_dict"):
+            if key not in content:
+                raise DataError(f"{path}: has no {key!r}")
+        pixels = array(content["image_data"], str(path), 4)
+        if pixels.shape[1:] != (size, size, 3):
+            raise DataError(
+                f"{path}: images are {pixels.shape[1:]}; the pickles are 84×84, ask for that size"
+            )
+        lists[split] = sorted(texts(content["class_dict"]))
+        for label, rows in zip(
+            texts(content["class_dict"]), content["class_dict"].values(), strict=True
+        ):
+            images.append(pixels[np.asarray(rows)])
+            names += [label] * len(rows)
+    order, labels, classes = group(names)
+    stacked = np.concatenate(images).transpose(0, 3, 1, 2)[order]
+    return Dataset(
+        "miniimagenet",
+        np.ascontiguousarray(stacked),
+        labels,
+        classes,
+        split_by_name(lists, classes, str(root)),
+        licence=LICENCE,
+    )

@@ -1,0 +1,115 @@
+"""Tables: rows of many small related regression tasks, of unequal size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ibaml.seeding import mix
+from ibaml.tasks.batch import TaskBatch
+from ibaml.tasks.dataset import group, split_by_hash
+from ibaml.tasks.episodes import _Numbers
+from ibaml.tasks.sources.folder import read_rows
+from ibaml.tasks.tree import DataError
+
+
+@dataclass(frozen=True)
+class Table:
+    """Regression tasks from a table: features (N, D) and targets (N,), grouped by task.
+
+    Features and target are standardised with the training tasks' moments (``centre``, ``spread``;
+    the target's are last).
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    labels: np.ndarray
+    tasks: tuple[str, ...]
+    splits: dict[str, tuple[int, ...]]
+    centre: np.ndarray
+    spread: np.ndarray
+
+    @classmethod
+    def read(cls, path: str | Path, *, task: str, features: Sequence[str], target: str) -> Table:
+        """Read a CSV or TSV with a header; tasks are split 64 : 16 : 20 by a hash of their name.
+
+        >>> Table.read("gapminder.tsv", task="country", features=["year"],
+        ...            target="lifeExp")                                   # doctest: +SKIP
+        """
+        path = Path(path)
+        if not features:
+            raise DataError("features: name at least one column")
+        columns = (*features, target)
+        rows = read_rows(path.read_text("utf-8-sig"), str(path), (task, *columns))
+        values = np.empty((len(rows), len(columns)))
+        for i, row in enumerate(rows):
+            for j, column in enumerate(columns):
+                try:
+                    values[i, j] = float(row[column])
+                except ValueError:
+                    raise DataError(
+                        f"{path}, line {i + 2}: {column} is {row[column]!r}, a number is needed"
+                    ) from None
+        if not np.isfinite(values).all():
+            line = int(np.argwhere(~np.isfinite(values))[0][0]) + 2
+            raise DataError(f"{path}, line {line}: a value is not finite")
+        order, labels, tasks = group([row[task] for row in rows])
+        values = values[order]
+        splits = split_by_hash(tasks)
+        known = np.isin(labels, splits["train"] or range(len(tasks)))
+        centre, spread = values[known].mean(0), np.maximum(values[known].std(0), 1e-12)
+        scaled = (values - centre) / spread
+        return cls(path.stem, scaled[:, :-1], scaled[:, -1], labels, tasks, splits, centre, spread)
+
+    def batches(
+        self,
+        split: str,
+        keys: Sequence[int],
+        support: int,
+        *,
+        query: int | None = None,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> list[TaskBatch]:
+        """One task per key: ``support`` random rows, and the rest (or ``query`` of it) to judge by.
+
+        Tasks of unequal size come in separate batches, one per size. A task is a pure function of
+        (seed, split, key).
+        """
+        if support < 1 or (query is not None and query < 1):
+            raise DataError(f"support and query must be 1 or more, got {support}, {query}")
+        if split not in self.splits:
+            raise DataError(f"{self.name} has no split {split!r}")
+        starts = np.searchsorted(self.labels, np.arange(len(self.tasks) + 1))
+        sizes = np.diff(starts)
+        members = [t for t in self.splits[split] if sizes[t] >= support + (query or 1)]
+        if not members:
+            raise DataError(
+                f"{self.name}, split {split!r}: no task has {support} + {query or 1} rows; lower "
+                "support"
+            )
+        by_size: dict[int, list[tuple[int, np.ndarray]]] = {}
+        for key in keys:
+            numbers = _Numbers(mix(seed, 11, *split.encode(), int(key)))
+            t = members[int(numbers.sample(len(members), 1)[0])]
+            total = int(sizes[t])
+            rows = starts[t] + numbers.sample(total, total)
+            rows = rows[: support + query] if query else rows
+            by_size.setdefault(len(rows), []).append((int(key), rows))
+        result = []
+        for _, tasks in sorted(by_size.items()):
+            index = np.stack([rows for _, rows in tasks])
+            x = torch.from_numpy(self.x[index]).to(dtype)
+            y = torch.from_numpy(self.y[index]).to(dtype)
+            result.append(
+                TaskBatch(
+                    x[:, :support], y[:, :support], x[:, support:], y[:, support:],
+                    keys=[key for key, _ in tasks],
+                )
+            )  # fmt: skip
+        return result

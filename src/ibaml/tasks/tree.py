@@ -1,0 +1,96 @@
+"""Where files lie: a folder, or a zip archive read in place. Archives are untrusted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+MAX_MEMBER = 256 * 2**20  # bytes of one file in an archive
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message names what, and the remedy."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Files by their relative name with ``/`` between the parts, in sorted order.
+
+    Nothing is ever extracted from an archive, and a member whose name would leave it (``..``, an
+    absolute path, a link) makes the whole archive be refused.
+    """
+
+    root: Path
+    names: tuple[str, ...]
+    zipped: bool
+
+    @classmethod
+    def open(cls, root: str | Path) -> Tree:
+        root = Path(root).expanduser()
+        if root.is_dir():
+            return cls(root, tuple(sorted(_walk(root))), False)
+        if not root.exists():
+            raise DataError(f"{root} does not exist")
+        if not zipfile.is_zipfile(root):
+            raise DataError(f"{root} is neither a folder nor a zip archive")
+        try:
+            with zipfile.ZipFile(root) as archive:
+                names = [_safe(info, root) for info in archive.infolist() if not info.is_dir()]
+        except zipfile.BadZipFile as error:
+            raise DataError(f"{root}: damaged archive ({error})") from error
+        return cls(root, tuple(sorted(names)), True)
+
+    def read_all(self, names: list[str]) -> Iterator[tuple[str, bytes]]:
+        """The contents of some files, in the order asked for."""
+        if not self.zipped:
+            for name in names:
+                yield name, (self.root / name).read_bytes()
+            return
+        with zipfile.ZipFile(self.root) as archive:
+            for name in names:
+                with archive.open(name) as member:
+                    data = member.read(MAX_MEMBER + 1)
+                if len(data) > MAX_MEMBER:
+                    raise DataError(
+                        f"{self.root}: {name} unpacks to more than {MAX_MEMBER:,} bytes"
+                    )
+                yield name, data
+
+    def read(self, name: str) -> bytes:
+        return next(self.read_all([name]))[1]
+
+    def fingerprint(self) -> str:
+        """A digest of the content: an archive's bytes; of a folder names, sizes and times."""
+        digest = hashlib.sha256()
+        if self.zipped:
+            with self.root.open("rb") as file:
+                while block := file.read(2**20):
+                    digest.update(block)
+        else:
+            for name in self.names:
+                info = (self.root / name).stat()
+                digest.update(f"{name}\0{info.st_size}\0{info.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+
+def _walk(root: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(f for f in folders if not f.startswith((".", "__MACOSX")))
+        for file in files:
+            if not file.startswith("."):
+                yield (Path(folder) / file).relative_to(root).as_posix()
+
+
+def _safe(info: zipfile.ZipInfo, root: Path) -> str:
+    path = PurePosixPath(info.filename)
+    drive = ":" in info.filename.split("/", maxsplit=1)[0] or "\\" in info.filename
+    if path.is_absolute() or ".." in path.parts or drive:
+        raise DataError(f"{root}: refused, a member's path leaves the archive: {info.filename!r}")
+    if stat.S_ISLNK(info.external_attr >> 16):
+        raise DataError(f"{root}: refused, a member is a link: {info.filename!r}")
+    return info.filename
