@@ -91,7 +91,8 @@ class TestPurity:
 
     def test_the_draw_is_written_in_stone(self):
         """These rows are published figures' ground: a change of numpy or of ours shows here."""
-        assert plain().draw(0)[0].tolist() == plain().draw(0)[0].tolist()
+        expected = [[28, 27, 26, 24, 25, 29], [39, 35, 34, 32, 36, 33], [3, 7, 6, 4, 5, 0]]
+        assert plain().draw(0)[0].tolist() == expected
         assert plain(seed=1).draw(0)[0].tolist() != plain(seed=0).draw(0)[0].tolist()
         assert plain(split="test").draw(0)[0].min() >= 48
 

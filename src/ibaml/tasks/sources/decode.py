@@ -12,7 +12,7 @@ import numpy as np
 
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import Dataset, group
-from ibaml.tasks.images import Channels, decode
+from ibaml.tasks.images import Channels, ImageError, decode
 from ibaml.tasks.tree import DataError, Tree
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -54,14 +54,24 @@ def load_images(
     def build() -> tuple[np.ndarray, dict[str, Any]]:
         place = {(id(flat[i][0]), flat[i][1].file): n for n, i in enumerate(order)}
         images = np.empty((len(flat), channels, size, size), dtype=np.uint8)
-        done = 0
+        done, unreadable = 0, []
         for tree, entries in parts:
             for file, data in tree.read_all([e.file for e in entries]):
-                pixels = decode(data, file, size, channels)
-                images[place[id(tree), file]] = 255 - pixels if invert else pixels
+                try:
+                    pixels = decode(data, file, size, channels)
+                    images[place[id(tree), file]] = 255 - pixels if invert else pixels
+                except ImageError as error:
+                    unreadable.append(str(error))
                 done += 1
                 if progress is not None:
                     progress(done, len(flat))
+        if unreadable:
+            shown = "\n  ".join(unreadable[:10])
+            more = f"\n  … and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
+            raise ImageError(
+                f"{len(unreadable)} of {len(flat)} images cannot be read; mend or remove them:"
+                f"\n  {shown}{more}"
+            )
         return images, {"images": len(flat)}
 
     images, _ = cached(name, digest.hexdigest(), build)
