@@ -84,6 +84,26 @@ def check_equal(device: str) -> None:
             print(f"{model:20} {method:14} {error:.1e}{'' if error < 1e-8 else '   <-- look'}")
 
 
+def check_episodes(device: str) -> None:
+    """Episodes gathered, converted, turned and augmented on the device are the CPU's."""
+    import numpy as np
+
+    images = np.random.default_rng(0).integers(0, 256, (200, 3, 20, 20), dtype=np.uint8)
+    labels = np.repeat(np.arange(20), 10)
+    data = ibaml.tasks.Dataset(
+        "noise", images, labels, tuple(map(str, range(20))), {"train": tuple(range(20))}
+    )
+    augment = ibaml.tasks.Augment(crop=2, colour=0.3)
+    options = {"shots": 2, "queries": 3, "rotations": True, "augment": augment}
+    a, b = (
+        ibaml.tasks.Episodes(data, "train", device=d, **options).batch(range(6)).to("cpu")
+        for d in ("cpu", device)
+    )
+    halves = ((a.support_x, b.support_x), (a.query_x, b.query_x))
+    worst = max(float((x - y).abs().max()) for x, y in halves)
+    print(f"episodes on {device}: largest difference from the CPU's {worst:.1e}, float32")
+
+
 def check_no_waiting() -> None:
     """The implicit meta-step never waits for the device (a validated batch is known already)."""
     for kind in ("ggn", "energy", "lemma"):
@@ -135,6 +155,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor()
     print(f"ibaml {ibaml.__version__}, torch {torch.__version__}, {name}")
     check_equal(device)
+    check_episodes(device)
     if device == "cuda":
         check_no_waiting()
         baseline()

@@ -2,6 +2,7 @@
 
 from ibaml.tasks.augment import Augment
 from ibaml.tasks.batch import TaskBatch
+from ibaml.tasks.catalog import glyphs, open_data
 from ibaml.tasks.dataset import Dataset, feature_vectors
 from ibaml.tasks.episodes import Episodes
 from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
@@ -21,8 +22,10 @@ __all__ = [
     "cifar100",
     "cub",
     "feature_vectors",
+    "glyphs",
     "image_folder",
     "image_list",
     "miniimagenet",
     "omniglot",
+    "open_data",
 ]

@@ -14,6 +14,7 @@ from ibaml.seeding import mix
 from ibaml.tasks.augment import Augment
 from ibaml.tasks.batch import TaskBatch
 from ibaml.tasks.dataset import Dataset
+from ibaml.tasks.numbers import Numbers
 from ibaml.tasks.tree import DataError
 
 _SPLIT_STREAM = {"train": 0, "val": 1, "test": 2}
@@ -75,7 +76,7 @@ class Episodes:
     def draw(self, key: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows (ways, shots + queries) of an episode in the dataset, and each class's quarter
         turns (ways,)."""
-        numbers = _Numbers(mix(self.seed, _SPLIT_STREAM.get(self.split, 3), key))
+        numbers = Numbers(mix(self.seed, _SPLIT_STREAM.get(self.split, 3), key))
         chosen = numbers.sample(self.classes, self.ways)
         need = self.shots + self.queries
         rows = np.empty((self.ways, need), dtype=np.int64)
@@ -121,16 +122,24 @@ class Episodes:
     def _examples(self, rows: Tensor) -> Tensor:
         """Converted examples (T, n, …) of rows (T, n)."""
         scale, shift = self._affine
-        raw = self.data.tensor
-        if torch.device(self.device).type != "cpu":
-            whole = raw.index_select(0, rows.flatten()).to(self.device, non_blocking=True)
-            whole = whole.to(self.dtype).mul_(scale).add_(shift)
-            return whole.unflatten(0, rows.shape)
+        raw = self._store
+        if raw.device.type != "cpu" or torch.device(self.device).type != "cpu":
+            picked = raw.index_select(0, rows.flatten().to(raw.device, non_blocking=True))
+            picked = picked.to(self.device, non_blocking=True).to(self.dtype)
+            return picked.mul_(scale).add_(shift).unflatten(0, rows.shape)
         # one episode at a time stays in the processor's cache
         x = torch.empty(*rows.shape, *raw.shape[1:], dtype=self.dtype)
         for t in range(len(rows)):
             x[t].copy_(raw.index_select(0, rows[t])).mul_(scale).add_(shift)
         return x
+
+    @cached_property
+    def _store(self) -> Tensor:
+        """The raw examples on the training device, or on the CPU where they do not fit there."""
+        try:
+            return self.data.tensor.to(self.device)
+        except torch.OutOfMemoryError:
+            return self.data.tensor
 
     @cached_property
     def _affine(self) -> tuple[Tensor, Tensor]:
@@ -142,24 +151,6 @@ class Episodes:
         shape = (-1, 1, 1) if self.data.examples.ndim == 4 else (-1,)
         scale, shift = (unit / std).view(shape), (-mean / std).view(shape)
         return scale.to(self.device, self.dtype), shift.to(self.device, self.dtype)
-
-
-class _Numbers:
-    """Random integers of a seed, by the bits of a counter-based generator, which never change."""
-
-    def __init__(self, seed: int) -> None:
-        self.bits = np.random.Philox(key=seed)
-
-    def sample(self, total: int, count: int) -> np.ndarray:
-        """``count`` different integers below ``total``, in random order (Fisher–Yates)."""
-        raw = self.bits.random_raw(count)
-        swapped: dict[int, int] = {}
-        result = np.empty(count, dtype=np.int64)
-        for i in range(count):
-            j = i + int(raw[i]) % (total - i)
-            result[i] = swapped.get(j, j)
-            swapped[j] = swapped.get(i, i)
-        return result
 
 
 def _turn(x: Tensor, turns: np.ndarray) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from ibaml.seeding import mix
 from ibaml.tasks.batch import TaskBatch
 from ibaml.tasks.dataset import group, split_by_hash
-from ibaml.tasks.episodes import _Numbers
+from ibaml.tasks.numbers import Numbers
 from ibaml.tasks.sources.folder import read_rows
 from ibaml.tasks.tree import DataError
 
@@ -95,7 +95,7 @@ class Table:
             )
         by_size: dict[int, list[tuple[int, np.ndarray]]] = {}
         for key in keys:
-            numbers = _Numbers(mix(seed, 11, *split.encode(), int(key)))
+            numbers = Numbers(mix(seed, 11, *split.encode(), int(key)))
             t = members[int(numbers.sample(len(members), 1)[0])]
             total = int(sizes[t])
             rows = starts[t] + numbers.sample(total, total)

@@ -41,6 +41,7 @@ class Tree:
         try:
             with zipfile.ZipFile(root) as archive:
                 names = [_safe(info, root) for info in archive.infolist() if not info.is_dir()]
+                names = [n for n in names if not _litter(n)]
         except zipfile.BadZipFile as error:
             raise DataError(f"{root}: damaged archive ({error})") from error
         return cls(root, tuple(sorted(names)), True)
@@ -80,10 +81,15 @@ class Tree:
 
 def _walk(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(f for f in folders if not f.startswith((".", "__MACOSX")))
+        folders[:] = sorted(f for f in folders if not _litter(f))
         for file in files:
-            if not file.startswith("."):
+            if not _litter(file):
                 yield (Path(folder) / file).relative_to(root).as_posix()
+
+
+def _litter(name: str) -> bool:
+    """Hidden files, and what an archiver leaves behind."""
+    return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
 
 def _safe(info: zipfile.ZipInfo, root: Path) -> str:

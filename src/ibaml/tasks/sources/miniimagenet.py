@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import SPLITS, Dataset, group, published, split_by_name
 from ibaml.tasks.images import Channels
 from ibaml.tasks.sources.decode import Entry, Progress, is_image, load_images
@@ -87,33 +90,47 @@ def _present(entries: Sequence[Entry]) -> dict[str, list[str]]:
 
 
 def _pickles(root: Path, size: int) -> Dataset:
-    images, names, lists = [], [], {}
-    for split in SPLITS:
-        path = root / f"mini-imagenet-cache-{split}.pkl"
-        if not path.exists():
-            continue
-        content = unpickle(path.read_bytes(), path.name)
-        for key in ("image_data", "class_dict"):
-            if key not in content:
-                raise DataError(f"{path}: has no {key!r}")
-        pixels = array(content["image_data"], str(path), 4)
-        if pixels.shape[1:] != (size, size, 3):
-            raise DataError(
-                f"{path}: images are {pixels.shape[1:]}; the pickles are 84×84, ask for that size"
-            )
-        lists[split] = sorted(texts(content["class_dict"]))
-        for label, rows in zip(
-            texts(content["class_dict"]), content["class_dict"].values(), strict=True
-        ):
-            images.append(pixels[np.asarray(rows)])
-            names += [label] * len(rows)
-    order, labels, classes = group(names)
-    stacked = np.concatenate(images).transpose(0, 3, 1, 2)[order]
+    paths = {s: root / f"mini-imagenet-cache-{s}.pkl" for s in SPLITS}
+    paths = {s: path for s, path in paths.items() if path.exists()}
+    stats = {s: path.stat() for s, path in paths.items()}
+    stamp = repr([(s, i.st_size, i.st_mtime_ns) for s, i in stats.items()])
+    digest = hashlib.sha256(f"{size}{stamp}".encode()).hexdigest()
+
+    def build() -> tuple[np.ndarray, dict[str, Any]]:
+        images, names, lists = [], [], {}
+        for split, path in paths.items():
+            pixels, index = _one_pickle(path, size)
+            lists[split] = sorted(index)
+            for label, rows in index.items():
+                images.append(pixels[np.asarray(rows)])
+                names += [label] * len(rows)
+        order, labels, classes = group(names)
+        stacked = np.concatenate(images).transpose(0, 3, 1, 2)[order]
+        facts = {"labels": labels.tolist(), "classes": classes, "lists": lists}
+        return np.ascontiguousarray(stacked), facts
+
+    images, facts = cached("miniimagenet", digest, build)
+    classes = tuple(facts["classes"])
     return Dataset(
         "miniimagenet",
-        np.ascontiguousarray(stacked),
-        labels,
+        images,
+        np.array(facts["labels"], dtype=np.int64),
         classes,
-        split_by_name(lists, classes, str(root)),
+        split_by_name(facts["lists"], classes, str(root)),
         licence=LICENCE,
+        digest=digest,
     )
+
+
+def _one_pickle(path: Path, size: int) -> tuple[np.ndarray, dict[str, list[int]]]:
+    content = unpickle(path.read_bytes(), path.name)
+    for key in ("image_data", "class_dict"):
+        if key not in content:
+            raise DataError(f"{path}: has no {key!r}")
+    pixels = array(content["image_data"], str(path), 4)
+    if pixels.shape[1:] != (size, size, 3):
+        raise DataError(
+            f"{path}: images are {pixels.shape[1:]}; the pickles are 84×84, ask for that size"
+        )
+    index = content["class_dict"]
+    return pixels, dict(zip(texts(index), index.values(), strict=True))
