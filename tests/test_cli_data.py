@@ -73,6 +73,18 @@ def test_errors_are_sentences(tmp_path):
     assert "Traceback" not in shown
 
 
+def test_any_text_can_be_printed(tmp_path):
+    assert "[/x]" in run("info", "[/x]", code=1)
+    names = [f"cl$\\foo${i} [b]" for i in range(20)]
+    folder = make_folder(tmp_path / "mine", names, 3)
+    shown = run(
+        "preview", folder, "--image-size", 12, "--split", "train", "--queries", 2,
+        "--out", tmp_path / "sheet",
+    )  # fmt: skip
+    assert (tmp_path / "sheet.png").exists()
+    assert "sheet.png" in shown
+
+
 def test_get_says_what_to_bring(tmp_path):
     shown = run("get", "miniimagenet", "--root", tmp_path / "mini")
     assert "image-net.org" in shown

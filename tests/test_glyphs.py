@@ -8,8 +8,8 @@ import matplotlib
 import numpy as np
 import pytest
 
-from ibaml.tasks import glyphs as module
-from ibaml.tasks.glyphs import (
+from ibaml.tasks import render as module
+from ibaml.tasks.render import (
     REFERENCE_DIGEST,
     RenderedGlyphs,
     known_rendering,

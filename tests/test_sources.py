@@ -175,6 +175,57 @@ class TestFolders:
             image_list(tmp_path / "list.csv", image_size=8)
 
 
+class TestOddLayouts:
+    @pytest.mark.parametrize("name", ["Train", "validation", "valid"])
+    def test_splits_by_other_names(self, tmp_path, name):
+        make_folder(tmp_path / name, "ab")
+        make_folder(tmp_path / "test", "cd")
+        split = "train" if name == "Train" else "val"
+        assert image_folder(tmp_path, image_size=8).splits == {split: (0, 1), "test": (2, 3)}
+
+    def test_what_lies_beside_splits_or_too_deep_is_refused(self, tmp_path):
+        make_folder(tmp_path / "a" / "train", "ab")
+        make_folder(tmp_path / "a" / "samples", "cd")
+        with pytest.raises(DataError, match="'samples' lies beside"):
+            image_folder(tmp_path / "a", image_size=8)
+        make_folder(tmp_path / "b" / "animals", "ab")
+        make_folder(tmp_path / "b" / "plants", "cd")
+        with pytest.raises(DataError, match="in a folder inside a class folder"):
+            image_folder(tmp_path / "b", image_size=8)
+
+    def test_a_split_folder_alone_stays_a_split(self, tmp_path):
+        make_folder(tmp_path / "train")
+        assert image_folder(tmp_path, image_size=8).splits == {"train": (0, 1, 2)}
+
+    def test_a_file_listed_twice(self, tmp_path):
+        make_folder(tmp_path)
+        (tmp_path / "l.csv").write_text("path,label\na/0.png,x\na/0.png,y\n")
+        with pytest.raises(DataError, match=r"'a/0\.png' is listed twice"):
+            image_list(tmp_path / "l.csv", image_size=8)
+
+    def test_splits_of_a_list_are_named_as_splits(self, tmp_path):
+        make_folder(tmp_path)
+        (tmp_path / "l.csv").write_text("path,label,split\na/0.png,x,dev\n")
+        with pytest.raises(DataError, match="line 2: split is 'dev'"):
+            image_list(tmp_path / "l.csv", image_size=8)
+
+    def test_text_that_is_not_utf8(self, tmp_path):
+        (tmp_path / "l.csv").write_bytes("path,label\nä.png,x\n".encode("latin-1"))
+        with pytest.raises(DataError, match=r"l\.csv: is not UTF-8"):
+            image_list(tmp_path / "l.csv", image_size=8)
+
+    def test_two_folders_alike_in_names_sizes_and_times(self, tmp_path):
+        for k in (0, 1):
+            root = tmp_path / str(k) / "mine" / "a"
+            root.mkdir(parents=True)
+            Image.new("L", (8, 8), 100 * k).save(root / "x.bmp")
+            os.utime(root / "x.bmp", (0, 0))
+        one, two = (
+            image_folder(tmp_path / str(k) / "mine", image_size=8).examples.mean() for k in (0, 1)
+        )
+        assert (one, two) == (0, 100)
+
+
 class TestUntrustedImages:
     def test_a_png_named_jpg(self):
         assert decode(encoded(picture(0)), "x.jpg", 12).shape == (3, 12, 12)
@@ -200,8 +251,12 @@ class TestUntrustedImages:
         assert decode(encoded(picture(0).convert("P")), "p", 12).shape == (3, 12, 12)
         clear = Image.new("RGBA", (12, 12), (0, 0, 0, 0))
         assert decode(encoded(clear), "a", 12).min() == 255
-        deep = Image.fromarray(np.full((12, 12), 65535 // 2, dtype=np.uint16))
-        assert abs(int(decode(encoded(deep), "d", 12, 1).mean()) - 127) <= 1
+        for value in (200, 257, 65535 // 2, 65535):
+            deep = Image.fromarray(np.full((12, 12), value, dtype=np.uint16))
+            assert (decode(encoded(deep), "d", 12, 1) == value // 257).all()
+        floating = Image.fromarray(np.zeros((12, 12), dtype=np.float32))
+        with pytest.raises(ImageError, match="no known scale"):
+            decode(encoded(floating, "TIFF"), "f.tif", 12)
 
     def test_exif_rotation(self):
         image = Image.new("RGB", (20, 10))
@@ -244,6 +299,24 @@ class TestUntrustedArchives:
             z.writestr(link, "/etc/passwd")
         with pytest.raises(DataError, match="is a link"):
             image_folder(tmp_path / "z.zip")
+
+    def test_a_name_twice(self, tmp_path):
+        with zipfile.ZipFile(tmp_path / "z.zip", "w") as z:
+            z.writestr("a/1.png", encoded(picture(0)))
+            with pytest.warns(UserWarning, match="Duplicate"):
+                z.writestr("a/1.png", encoded(picture(1)))
+        with pytest.raises(DataError, match=r"holds 'a/1\.png' twice"):
+            image_folder(tmp_path / "z.zip")
+
+    def test_a_member_with_a_wrong_checksum(self, tmp_path):
+        path = tmp_path / "z.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as z:
+            z.writestr("a/1.png", encoded(picture(0, 40)))
+        data = bytearray(path.read_bytes())
+        data[200] ^= 255
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=r"a/1\.png cannot be read"):
+            image_folder(path)
 
     def test_damaged_and_not_an_archive(self, tmp_path):
         (tmp_path / "t.zip").write_text("no zip")
@@ -324,6 +397,24 @@ class TestMiniImageNet:
             (tmp_path / f"mini-imagenet-cache-{split}.pkl").write_bytes(pickle.dumps(content, 2))
         self.check(miniimagenet(tmp_path))
 
+    def test_every_published_class_folder_is_read(self, tmp_path):
+        for names in published("miniimagenet").values():
+            make_folder(tmp_path, names, 1)
+        data = miniimagenet(tmp_path, image_size=8)
+        assert {s: len(m) for s, m in data.splits.items()} == {"train": 64, "val": 16, "test": 20}
+
+    def test_pickles_that_do_not_fit_together(self, tmp_path):
+        path = tmp_path / "mini-imagenet-cache-train.pkl"
+        images = np.zeros((2, 84, 84, 3), np.uint8)
+        for index, message in (
+            ({"a": [0, 5]}, "outside the 2 images"),
+            ({"a": [0], "b": [0]}, "in two classes"),
+            ([0], "must be a dictionary"),
+        ):
+            path.write_bytes(pickle.dumps({"image_data": images, "class_dict": index}))
+            with pytest.raises(DataError, match=message):
+                miniimagenet(tmp_path)
+
     def test_nothing_known(self, tmp_path):
         with pytest.raises(DataError, match="none of the public layouts"):
             miniimagenet(tmp_path)
@@ -364,6 +455,10 @@ class TestCifar:
         assert {s: len(m) for s, m in fc.splits.items()} == {"train": 60, "val": 20, "test": 20}
         with pytest.raises(DataError, match="neither"):
             cifar100(tmp_path / "nowhere")
+        whole = (tmp_path / "cifar-100-python.tar.gz").read_bytes()
+        (tmp_path / "cifar-100-python.tar.gz").write_bytes(whole[:5000])
+        with pytest.raises(DataError, match="damaged archive"):
+            cifar100(tmp_path)
 
 
 def test_cub(tmp_path, monkeypatch):
@@ -401,6 +496,29 @@ class TestCache:
         with pytest.raises(RuntimeError, match="no"):
             cached("x", "d" * 30, build)
         assert not list(Path(os.environ["IBAML_CACHE"]).glob("*"))
+
+    def test_a_damaged_entry_is_made_anew(self):
+        def build():
+            return np.arange(100, dtype=np.uint8), {"a": 1}
+
+        cached("x", "f" * 30, build)
+        (entry,) = Path(os.environ["IBAML_CACHE"]).iterdir()
+        for damage in (
+            lambda: (entry / "images.npy").write_bytes(b"short"),
+            lambda: (entry / "images.npy").unlink(),
+            lambda: (entry / "facts.json").write_text("{"),
+            lambda: (entry / "facts.json").unlink(),
+        ):
+            damage()
+            array, facts = cached("x", "f" * 30, build)
+            assert array.sum() == 4950
+            assert facts == {"a": 1}
+
+    def test_a_cache_that_cannot_be_written_is_told_before_the_work(self, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("IBAML_CACHE", str(tmp_path / "file" / "cache"))
+        with pytest.raises(DataError, match="set IBAML_CACHE"):
+            cached("x", "a" * 30, lambda: pytest.fail("decoded in vain"))
 
     def test_two_processes_at_once(self):
         context = multiprocessing.get_context("fork")
@@ -511,6 +629,16 @@ def test_inspection_finds_leaks_duplicates_and_small_classes(tmp_path):
     assert found.small == (("c", 4),)
     assert found.unassigned == ("c",)
     assert found.serious
+
+
+def test_a_leak_is_found_behind_a_class_in_no_split(tmp_path):
+    make_folder(tmp_path / "f", count=1)
+    for name in ("a", "b", "c"):
+        (tmp_path / "f" / name / "same.png").write_bytes(encoded(picture(7)))
+    (tmp_path / "s.json").write_text(json.dumps({"train": ["b"], "test": ["c"]}))
+    data = image_folder(tmp_path / "f", splits=tmp_path / "s.json", image_size=12)
+    found = inspect_dataset(data, 1)
+    assert [data.files[r] for pair in found.leaks for r in pair] == ["b/same.png", "c/same.png"]
 
 
 def test_unknown_names_are_told(tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ def draw_episode(
     )
     for w in range(ways):
         title = names[w] if len(names[w]) <= 22 else f"{names[w][:10]}…{names[w][-10:]}"
-        axes[0][w].set_title(f"{w}: {title}", fontsize=7)
+        axes[0][w].set_title(f"{w}: {title}", fontsize=7, parse_math=False)
         for r in range(rows):
             axis = axes[r][w]
             image = support[w, r] if r < shots else query[w, r - shots]

@@ -39,6 +39,11 @@ Splits = Annotated[
 Size = Annotated[int, typer.Option(min=4, help="Side of the images of a folder of your own.")]
 
 
+def say(text: object, style: str | None = None) -> None:
+    """Print text that may hold anything, names of files above all."""
+    console.print(str(text), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def told() -> Iterator[None]:
     """Errors of the data are a person's to mend: a sentence, not a trace."""
@@ -47,7 +52,7 @@ def told() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, DownloadError) as error:
-        console.print(f"[red]Error:[/red] {error}", highlight=False, soft_wrap=True)
+        say(f"Error: {error}", style="red")
         raise typer.Exit(1) from error
 
 
@@ -129,7 +134,10 @@ def preview(
     query = batch.query_x[0].unflatten(0, (ways, queries))
     path = out or Path("runs") / "preview" / f"{data.name}-{split}-{key}.png"
     headline = f"{data.name}, {split}: {ways}-way {shots}-shot, episode {key}"
-    console.print(f"{draw_episode(support, query, names, path, headline)}", soft_wrap=True)
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        path = path.with_name(f"{path.name}.png")
+    with told():
+        say(draw_episode(support, query, names, path, headline))
 
 
 @app.command()
@@ -157,13 +165,13 @@ def check(
     ):
         console.print(f"{title}: {len(pairs)}")
         for a, b in pairs[:5]:
-            console.print(f"  {where(a)} = {where(b)}", highlight=False, soft_wrap=True)
+            say(f"  {where(a)} = {where(b)}")
     console.print(f"classes with fewer than {shots + queries} images: {len(found.small)}")
     for name, count in found.small[:5]:
-        console.print(f"  {name}: {count}", highlight=False, soft_wrap=True)
+        say(f"  {name}: {count}")
     console.print(f"classes in no split: {len(found.unassigned)}")
     if found.serious:
-        console.print("[red]Test images leak into training: mend the splits.[/red]")
+        say("The same image is in two splits: mend them before you trust a test.", style="red")
         raise typer.Exit(1)
 
 
@@ -177,14 +185,14 @@ def get(
     from ibaml.tasks.download import fetch
 
     if name not in CATALOG:
-        console.print(f"[red]Error:[/red] {name!r} is none of {', '.join(CATALOG)}")
+        say(f"Error: {name!r} is none of {', '.join(CATALOG)}", style="red")
         raise typer.Exit(1)
     known = CATALOG[name]
     folder = data_folder(name, root)
     if not known.remotes:
         console.print(f"{name}: {known.about}\nterms: {known.licence}\nbring: {known.layout}")
         if known.open is not None:
-            console.print(f"put it into: {folder}", soft_wrap=True)
+            say(f"put it into: {folder}")
         return
     columns = (
         TextColumn("{task.description}"),
@@ -196,7 +204,7 @@ def get(
         for remote in known.remotes:
             task = bar.add_task(remote.url.rsplit("/", 1)[-1], total=None)
             fetch(remote, folder, partial(_advance, bar, task))
-    console.print(f"{name} is in {folder} ({known.licence})", soft_wrap=True)
+    say(f"{name} is in {folder} ({known.licence})")
 
 
 def _advance(bar: Progress, task: TaskID, done: int, total: int | None) -> None:

@@ -17,7 +17,8 @@ class Augment:
     Args:
         flip: mirror half of the images, left to right.
         crop: shift by up to this many pixels, the border reflected.
-        colour: change brightness and contrast by up to this share.
+        colour: change contrast by up to this share, and brightness and the cast of the channels by
+            up to this many (and half as many) standard deviations of a normalised image.
     """
 
     flip: bool = True
@@ -34,7 +35,10 @@ class Augment:
         """The images with the draws of each episode's seed."""
         per = x.shape[1] * x.shape[2]
         draws = torch.stack(
-            [torch.rand(per, 5, generator=torch.Generator().manual_seed(s)) for s in seeds]
+            [
+                torch.rand(per, 5 + x.shape[3], generator=torch.Generator().manual_seed(s))
+                for s in seeds
+            ]
         )
         draws = draws.flatten(0, 1).to(x.device)
         flat = x.flatten(0, 2)
@@ -43,13 +47,15 @@ class Augment:
         if self.crop:
             flat = self._shift(flat, draws[:, 1:3])
         if self.colour:
-            gain = 1 + self.colour * (2 * draws[:, 3:, None, None, None] - 1)
+            swing = self.colour * (2 * draws[:, 3:, None, None] - 1)
             mean = flat.mean((1, 2, 3), keepdim=True)
-            flat = (flat - mean) * gain[:, 0] + mean * gain[:, 1]
+            flat = (flat - mean) * (1 + swing[:, :1]) + mean + swing[:, 1:2] + swing[:, 2:] / 2
         return flat.to(x.dtype).view_as(x)
 
     def _shift(self, flat: Tensor, draws: Tensor) -> Tensor:
         height, width = flat.shape[-2:]
+        if self.crop >= min(height, width):
+            raise ValueError(f"crop of {self.crop} pixels is too much for {height}×{width} images")
         padded = F.pad(flat, [self.crop] * 4, mode="reflect")
         offset = (draws * (2 * self.crop + 1)).long().clamp(max=2 * self.crop)
         rows = offset[:, 0, None] + torch.arange(height, device=flat.device)

@@ -132,7 +132,7 @@ def glyphs(*, per_class: int = 20, seed: int = 0) -> Dataset:
     import PIL
     from PIL import features
 
-    from ibaml.tasks.glyphs import known_rendering, render_glyphs
+    from ibaml.tasks.render import known_rendering, render_glyphs
 
     def build() -> tuple[np.ndarray, dict[str, Any]]:
         made = render_glyphs(per_class=per_class, seed=seed)

@@ -49,6 +49,8 @@ class Dataset:
         seen: dict[int, str] = {}
         for split, members in self.splits.items():
             for c in members:
+                if not 0 <= c < len(self.classes):
+                    raise DataError(f"split {split!r} names class {c} of {len(self.classes)}")
                 if c in seen:
                     raise DataError(
                         f"class {self.classes[c]!r} is in two splits, {seen[c]} and {split}: "
@@ -85,6 +87,17 @@ class Dataset:
             warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and only read
             return torch.from_numpy(np.asarray(self.examples))
 
+    def on(self, device: torch.device | str) -> Tensor:
+        """The examples on a device, one copy for all who ask; on the CPU where they do not fit."""
+        copies: dict[torch.device, Tensor] = self.__dict__.setdefault("_copies", {})
+        place = torch.device(device)
+        if place not in copies:
+            try:
+                copies[place] = self.tensor.to(place)
+            except torch.OutOfMemoryError:
+                copies[place] = self.tensor
+        return copies[place]
+
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation per channel (or feature) of the training split."""
@@ -97,7 +110,8 @@ class Dataset:
         if self.is_image:
             sample = sample / 255
         axes = (0, 2, 3) if sample.ndim == 4 else (0,)
-        std = np.maximum(sample.std(axes), 1e-6)
+        std = sample.std(axes)
+        std = np.where(std > 1e-6, std, 1.0)  # what never varies in training is left as it is
         return torch.from_numpy(sample.mean(axes)), torch.from_numpy(std)
 
     def _for_moments(self) -> Sequence[int]:
@@ -119,8 +133,12 @@ def feature_vectors(
     >>> data.classes
     ('a', 'b')
     """
-    array = features.detach().cpu().numpy() if isinstance(features, Tensor) else features
+    array = features.detach().cpu().float().numpy() if isinstance(features, Tensor) else features
     array = np.asarray(array)
+    if np.issubdtype(array.dtype, np.floating):
+        array = array.astype(np.float32)
+    if len(array) == 0:
+        raise DataError("features are empty")
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
         raise DataError(
             f"features must be floating, (examples, D); got {array.dtype} {array.shape}"
@@ -157,7 +175,10 @@ def split_by_file(path: Path, classes: Sequence[str]) -> dict[str, tuple[int, ..
         lists = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"split file {path}: {error}") from error
-    if not isinstance(lists, dict) or not all(isinstance(v, list) for v in lists.values()):
+    sound = isinstance(lists, dict) and bool(lists) and set(lists) <= set(SPLITS)
+    if not sound or not all(
+        isinstance(v, list) and all(isinstance(c, str) for c in v) for v in lists.values()
+    ):
         raise DataError(f'split file {path}: needs {{"train": [class, …], "val": …, "test": …}}')
     return split_by_name(lists, classes, str(path))
 
@@ -174,7 +195,7 @@ def split_by_name(
                 f"{origin}: {len(missing)} classes of split {split!r} have no images, the first is "
                 f"{missing[0]!r}"
             )
-        result[split] = tuple(sorted(index[n] for n in names))
+        result[split] = tuple(sorted({index[n] for n in names}))
     return result
 
 

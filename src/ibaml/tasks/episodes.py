@@ -17,8 +17,6 @@ from ibaml.tasks.dataset import Dataset
 from ibaml.tasks.numbers import Numbers
 from ibaml.tasks.tree import DataError
 
-_SPLIT_STREAM = {"train": 0, "val": 1, "test": 2}
-
 
 @dataclass(frozen=True)
 class Episodes:
@@ -53,6 +51,8 @@ class Episodes:
         for name, least in (("ways", 1), ("shots", 1), ("queries", 1)):
             if getattr(self, name) < least:
                 raise DataError(f"{name} must be {least} or more, got {getattr(self, name)}")
+        if not self.dtype.is_floating_point:
+            raise DataError(f"dtype must be floating, got {self.dtype}")
         if (self.rotations or self.augment) and not self.data.is_image:
             raise DataError("rotations and augmentation are for images")
         need = self.shots + self.queries
@@ -76,7 +76,7 @@ class Episodes:
     def draw(self, key: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows (ways, shots + queries) of an episode in the dataset, and each class's quarter
         turns (ways,)."""
-        numbers = Numbers(mix(self.seed, _SPLIT_STREAM.get(self.split, 3), key))
+        numbers = Numbers(mix(self.seed, *self.split.encode(), key))
         chosen = numbers.sample(self.classes, self.ways)
         need = self.shots + self.queries
         rows = np.empty((self.ways, need), dtype=np.int64)
@@ -88,6 +88,8 @@ class Episodes:
     def batch(self, keys: Sequence[int]) -> TaskBatch:
         """The episodes of these keys as one batch."""
         keys = [int(k) for k in keys]
+        if not keys:
+            raise DataError("a batch needs at least one key")
         draws = [self.draw(k) for k in keys]
         rows = np.stack([r for r, _ in draws])
         turns = np.stack([t for _, t in draws])
@@ -107,7 +109,9 @@ class Episodes:
             x = x.unflatten(1, (ways, count))
             x = _turn(x, turns) if self.rotations else x
             if self.augment is not None:
-                x = self.augment(x, [mix(self.seed, 7 + half, k) for k in keys])
+                x = self.augment(
+                    x, [mix(self.seed, half, *self.split.encode(), 0, k) for k in keys]
+                )
             x = x.flatten(1, 2)
         y = torch.arange(ways, device=x.device).repeat_interleave(count)
         return x, y.expand(tasks, -1)
@@ -122,7 +126,7 @@ class Episodes:
     def _examples(self, rows: Tensor) -> Tensor:
         """Converted examples (T, n, …) of rows (T, n)."""
         scale, shift = self._affine
-        raw = self._store
+        raw = self.data.on(self.device)
         if raw.device.type != "cpu" or torch.device(self.device).type != "cpu":
             picked = raw.index_select(0, rows.flatten().to(raw.device, non_blocking=True))
             picked = picked.to(self.device, non_blocking=True).to(self.dtype)
@@ -132,14 +136,6 @@ class Episodes:
         for t in range(len(rows)):
             x[t].copy_(raw.index_select(0, rows[t])).mul_(scale).add_(shift)
         return x
-
-    @cached_property
-    def _store(self) -> Tensor:
-        """The raw examples on the training device, or on the CPU where they do not fit there."""
-        try:
-            return self.data.tensor.to(self.device)
-        except torch.OutOfMemoryError:
-            return self.data.tensor
 
     @cached_property
     def _affine(self) -> tuple[Tensor, Tensor]:

@@ -37,19 +37,20 @@ def inspect_dataset(data: Dataset, need: int) -> Findings:
     small = tuple(
         (data.classes[c], data.count(c)) for c in range(len(data.classes)) if data.count(c) < need
     )
-    first: dict[bytes, int] = {}
-    duplicates, leaks = [], []
+    rows_of: dict[bytes, list[int]] = {}
     for row in range(len(data.examples)):
         content = np.ascontiguousarray(data.examples[row]).tobytes()
-        digest = hashlib.blake2b(content, digest_size=16).digest()
-        if digest not in first:
-            first[digest] = row
-            continue
-        pair = (first[digest], row)
-        splits = [home.get(int(data.labels[r])) for r in pair]
-        if splits[0] == splits[1]:
-            duplicates.append(pair)
-        elif None not in splits:
-            leaks.append(pair)
+        rows_of.setdefault(hashlib.blake2b(content, digest_size=16).digest(), []).append(row)
+    duplicates, leaks = [], []
+    for rows in rows_of.values():
+        first: dict[str | None, int] = {}
+        for row in rows:
+            split = home.get(int(data.labels[row]))
+            if split in first:
+                duplicates.append((first[split], row))
+                continue
+            first[split] = row
+        assigned = [row for split, row in first.items() if split is not None]
+        leaks += [(assigned[0], row) for row in assigned[1:]]
     unassigned = tuple(c for i, c in enumerate(data.classes) if i not in home)
     return Findings(small, tuple(duplicates), tuple(leaks), unassigned)

@@ -45,7 +45,7 @@ class Table:
         if not features:
             raise DataError("features: name at least one column")
         columns = (*features, target)
-        rows = read_rows(path.read_text("utf-8-sig"), str(path), (task, *columns))
+        rows = read_rows(path, (task, *columns))
         values = np.empty((len(rows), len(columns)))
         for i, row in enumerate(rows):
             for j, column in enumerate(columns):
@@ -62,7 +62,8 @@ class Table:
         values = values[order]
         splits = split_by_hash(tasks)
         known = np.isin(labels, splits["train"] or range(len(tasks)))
-        centre, spread = values[known].mean(0), np.maximum(values[known].std(0), 1e-12)
+        centre, spread = values[known].mean(0), values[known].std(0)
+        spread = np.where(spread > 1e-12, spread, 1.0)
         scaled = (values - centre) / spread
         return cls(path.stem, scaled[:, :-1], scaled[:, -1], labels, tasks, splits, centre, spread)
 
@@ -83,8 +84,8 @@ class Table:
         """
         if support < 1 or (query is not None and query < 1):
             raise DataError(f"support and query must be 1 or more, got {support}, {query}")
-        if split not in self.splits:
-            raise DataError(f"{self.name} has no split {split!r}")
+        if not self.splits.get(split):
+            raise DataError(f"{self.name} has no tasks in split {split!r}")
         starts = np.searchsorted(self.labels, np.arange(len(self.tasks) + 1))
         sizes = np.diff(starts)
         members = [t for t in self.splits[split] if sizes[t] >= support + (query or 1)]

@@ -6,7 +6,8 @@ import hashlib
 import os
 import stat
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -42,6 +43,9 @@ class Tree:
             with zipfile.ZipFile(root) as archive:
                 names = [_safe(info, root) for info in archive.infolist() if not info.is_dir()]
                 names = [n for n in names if not _litter(n)]
+                if len(set(names)) < len(names):
+                    twice = next(n for n in sorted(names) if names.count(n) > 1)
+                    raise DataError(f"{root}: refused, holds {twice!r} twice")
         except zipfile.BadZipFile as error:
             raise DataError(f"{root}: damaged archive ({error})") from error
         return cls(root, tuple(sorted(names)), True)
@@ -54,8 +58,14 @@ class Tree:
             return
         with zipfile.ZipFile(self.root) as archive:
             for name in names:
-                with archive.open(name) as member:
-                    data = member.read(MAX_MEMBER + 1)
+                try:
+                    with archive.open(name) as member:
+                        data = member.read(MAX_MEMBER + 1)
+                except (zipfile.BadZipFile, RuntimeError, zlib.error, EOFError) as error:
+                    raise DataError(
+                        f"{self.root}: {name} cannot be read ({error}); is the archive damaged or "
+                        "encrypted?"
+                    ) from error
                 if len(data) > MAX_MEMBER:
                     raise DataError(
                         f"{self.root}: {name} unpacks to more than {MAX_MEMBER:,} bytes"
@@ -65,17 +75,20 @@ class Tree:
     def read(self, name: str) -> bytes:
         return next(self.read_all([name]))[1]
 
-    def fingerprint(self) -> str:
-        """A digest of the content: an archive's bytes; of a folder names, sizes and times."""
+    def fingerprint(self, names: Sequence[str]) -> str:
+        """A digest of where the content comes from: an archive's bytes; of files in a folder their
+        place, sizes and times (reading them all would take as long as decoding them)."""
         digest = hashlib.sha256()
         if self.zipped:
             with self.root.open("rb") as file:
                 while block := file.read(2**20):
                     digest.update(block)
         else:
-            for name in self.names:
-                info = (self.root / name).stat()
-                digest.update(f"{name}\0{info.st_size}\0{info.st_mtime_ns}\n".encode())
+            digest.update(f"{self.root.resolve()}\n".encode())
+            for name in names:
+                i = (self.root / name).stat()
+                facts = (name, i.st_size, i.st_mtime_ns, i.st_ctime_ns, i.st_ino)
+                digest.update(repr(facts).encode())
         return digest.hexdigest()
 
 
@@ -89,7 +102,7 @@ def _walk(root: Path) -> Iterator[str]:
 
 def _litter(name: str) -> bool:
     """Hidden files, and what an archiver leaves behind."""
-    return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
+    return any(part != "." and part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
 
 def _safe(info: zipfile.ZipInfo, root: Path) -> str:

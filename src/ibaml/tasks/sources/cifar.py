@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,11 +31,13 @@ def cifar100(root: str | Path, kind: Literal["cifar-fs", "fc100"] = "cifar-fs") 
     digest.update(kind.encode())
 
     def build() -> tuple[np.ndarray, dict[str, Any]]:
-        meta = unpickle(raw["meta"], "meta")
+        meta = _keys(raw, "meta", "fine_label_names", "coarse_label_names")
         fine, coarse = texts(meta["fine_label_names"]), texts(meta["coarse_label_names"])
         pixels, names, above = [], [], {}
         for part in ("train", "test"):
-            content = unpickle(raw[part], part)
+            content = _keys(raw, part, "data", "fine_labels", "coarse_labels")
+            if max(content["fine_labels"]) >= len(fine):
+                raise DataError(f"{part}: a label lies outside the {len(fine)} classes")
             pixels.append(array(content["data"], part, 2).reshape(-1, 3, 32, 32))
             for f, c in zip(content["fine_labels"], content["coarse_labels"], strict=True):
                 names.append(fine[f])
@@ -59,6 +62,14 @@ def cifar100(root: str | Path, kind: Literal["cifar-fs", "fc100"] = "cifar-fs") 
     )
 
 
+def _keys(raw: dict[str, bytes], part: str, *needed: str) -> dict[str, Any]:
+    content = unpickle(raw[part], part)
+    for key in needed:
+        if key not in content:
+            raise DataError(f"{_FOLDER}/{part}: has no {key!r}")
+    return content
+
+
 def _files(root: Path) -> dict[str, bytes]:
     wanted = ("train", "test", "meta")
     folder = root / _FOLDER
@@ -68,13 +79,16 @@ def _files(root: Path) -> dict[str, bytes]:
     if not archive.exists():
         raise DataError(f"{root}: neither {archive.name} nor a folder {_FOLDER} is there")
     found = {}
-    with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            short = member.name.removeprefix(f"{_FOLDER}/")
-            if short in wanted and member.isfile() and member.size <= MAX_MEMBER:
-                stream = tar.extractfile(member)
-                assert stream is not None
-                found[short] = stream.read()
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                short = member.name.removeprefix(f"{_FOLDER}/")
+                if short in wanted and member.isfile() and member.size <= MAX_MEMBER:
+                    stream = tar.extractfile(member)
+                    assert stream is not None
+                    found[short] = stream.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{archive}: damaged archive ({error})") from error
     if missing := set(wanted) - set(found):
         raise DataError(f"{archive}: has no {', '.join(sorted(missing))}")
     return found

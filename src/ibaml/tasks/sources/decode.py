@@ -44,7 +44,11 @@ def load_images(
         raise DataError(f"image_size must be 4 or more, got {size}")
     digest = hashlib.sha256(f"{size},{channels},{invert}".encode())
     for tree, entries in parts:
-        digest.update(tree.fingerprint().encode())
+        named = [e.file for e in entries]
+        if len(set(named)) < len(named):
+            twice = next(f for f in named if named.count(f) > 1)
+            raise DataError(f"{name}: {twice!r} is listed twice")
+        digest.update(tree.fingerprint(named).encode())
         digest.update(json.dumps([[e.label, e.file] for e in entries]).encode())
     flat = [(tree, entry) for tree, entries in parts for entry in entries]
     if not flat:
@@ -52,14 +56,15 @@ def load_images(
     order, labels, classes = group([entry.label for _, entry in flat])
 
     def build() -> tuple[np.ndarray, dict[str, Any]]:
-        place = {(id(flat[i][0]), flat[i][1].file): n for n, i in enumerate(order)}
-        images = np.empty((len(flat), channels, size, size), dtype=np.uint8)
+        place = np.empty(len(flat), dtype=np.int64)
+        place[order] = np.arange(len(flat))
+        images = np.zeros((len(flat), channels, size, size), dtype=np.uint8)
         done, unreadable = 0, []
         for tree, entries in parts:
             for file, data in tree.read_all([e.file for e in entries]):
                 try:
                     pixels = decode(data, file, size, channels)
-                    images[place[id(tree), file]] = 255 - pixels if invert else pixels
+                    images[place[done]] = 255 - pixels if invert else pixels
                 except ImageError as error:
                     unreadable.append(str(error))
                 done += 1

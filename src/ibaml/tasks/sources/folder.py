@@ -33,29 +33,32 @@ def image_folder(
     """
     tree = Tree.open(root)
     images = [n for n in tree.names if is_image(n)]
-    parts = [n.split("/") for n in images]
-    while parts and len({p[0] for p in parts}) == 1 and min(len(p) for p in parts) > 2:
+    parts = [[p for p in n.split("/") if p != "."] for n in images]
+    while _wrapped(parts):
         parts = [p[1:] for p in parts]  # one folder around everything
-    loose = [n for n, p in zip(images, parts, strict=True) if len(p) < 2]
-    if loose:
-        raise DataError(
-            f"{root}: {loose[0]} lies in no class folder; put images into one folder per class"
-        )
+    top = {p[0].casefold() for p in parts}
     splitter: Splitter = split_by_hash
-    if parts and {p[0] for p in parts} <= set(SPLITS) and min(len(p) for p in parts) > 2:
-        entries = [Entry(p[1], n) for n, p in zip(images, parts, strict=True)]
+    depth = 2
+    if top & set(_SPLIT_NAMES):
+        if not top <= set(_SPLIT_NAMES):
+            odd = sorted(top - set(_SPLIT_NAMES))[0]
+            raise DataError(f"{root}: {odd!r} lies beside folders named like splits; move it out")
+        depth = 3
         given: dict[str, set[str]] = {}
         for p in parts:
-            given.setdefault(p[0], set()).add(p[1])
+            given.setdefault(_SPLIT_NAMES[p[0].casefold()], set()).add(p[min(1, len(p) - 1)])
         lists = {s: sorted(given[s]) for s in SPLITS if s in given}
         splitter = partial(split_by_name, lists, origin=str(root))
-    else:
-        entries = [Entry(p[0], n) for n, p in zip(images, parts, strict=True)]
-    _refuse_empty(tree, {e.label for e in entries}, root)
+    for n, p in zip(images, parts, strict=True):
+        if len(p) != depth:
+            where = "in no class folder" if len(p) < depth else "in a folder inside a class folder"
+            raise DataError(f"{root}: {n} lies {where}; put images into one folder per class")
+    entries = [Entry(p[depth - 2], n) for n, p in zip(images, parts, strict=True)]
+    _refuse_empty(tree, root)
     if splits is not None:
         splitter = partial(split_by_file, Path(splits))
     return load_images(
-        name or Path(root).stem,
+        name or Path(root).resolve().stem,
         [(tree, entries)],
         splitter,
         size=image_size,
@@ -77,7 +80,7 @@ def image_list(
 ) -> Dataset:
     """Images listed in a CSV with the columns ``path``, ``label`` and optionally ``split``."""
     table = Path(table)
-    rows = read_rows(table.read_text("utf-8-sig"), str(table), ("path", "label"))
+    rows = read_rows(table, ("path", "label"))
     tree = Tree.open(table.parent if root is None else root)
     there = set(tree.names)
     missing = [r["path"] for r in rows if r["path"] not in there]
@@ -89,7 +92,11 @@ def image_list(
     splitter: Splitter = split_by_hash
     if "split" in rows[0]:
         lists: dict[str, set[str]] = {}
-        for row in rows:
+        for number, row in enumerate(rows, start=2):
+            if row["split"] not in SPLITS:
+                raise DataError(
+                    f"{table}, line {number}: split is {row['split']!r}, one of {SPLITS} is needed"
+                )
             lists.setdefault(row["split"], set()).add(row["label"])
         splitter = partial(
             split_by_name, {s: sorted(c) for s, c in lists.items()}, origin=str(table)
@@ -105,15 +112,22 @@ def image_list(
     )
 
 
-def read_rows(text: str, origin: str, needed: Sequence[str]) -> list[dict[str, str]]:
+def read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     """The rows of a CSV or TSV with a header, which must have these columns."""
-    first = text.split("\n", 1)[0]
-    reader = csv.DictReader(io.StringIO(text), delimiter="\t" if "\t" in first else ",")
+    origin = str(path)
+    try:
+        text = path.read_text("utf-8-sig")
+        first = text.split("\n", 1)[0]
+        reader = csv.DictReader(io.StringIO(text), delimiter="\t" if "\t" in first else ",")
+        rows: list[Mapping[str, str | None]] = list(reader)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{origin}: is not UTF-8 text; save it as such ({error})") from error
+    except csv.Error as error:
+        raise DataError(f"{origin}: not a readable table ({error})") from error
     columns = reader.fieldnames or []
     for column in needed:
         if column not in columns:
             raise DataError(f"{origin}: no column {column!r}; it has {', '.join(columns)}")
-    rows: list[Mapping[str, str | None]] = list(reader)
     if not rows:
         raise DataError(f"{origin}: has no rows")
     for number, row in enumerate(rows, start=2):
@@ -122,10 +136,23 @@ def read_rows(text: str, origin: str, needed: Sequence[str]) -> list[dict[str, s
     return [{k: str(v) for k, v in row.items() if k is not None} for row in rows]
 
 
-def _refuse_empty(tree: Tree, classes: set[str], root: str | Path) -> None:
+_SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+def _wrapped(parts: Sequence[Sequence[str]]) -> bool:
+    """Whether one folder, not named like a split, lies around all class folders."""
+    return (
+        len({p[0] for p in parts}) == 1
+        and min(len(p) for p in parts) > 2
+        and parts[0][0].casefold() not in _SPLIT_NAMES
+    )
+
+
+def _refuse_empty(tree: Tree, root: str | Path) -> None:
     if tree.zipped:
         return
     for folder in sorted(p for p in tree.root.iterdir() if p.is_dir()):
         hidden = folder.name.startswith((".", "__MACOSX"))
-        if not hidden and not any(n.startswith(f"{folder.name}/") for n in tree.names):
+        inside = any(n.startswith(f"{folder.name}/") and is_image(n) for n in tree.names)
+        if not hidden and not inside:
             raise DataError(f"{root}: class folder {folder.name!r} holds no images; remove it")

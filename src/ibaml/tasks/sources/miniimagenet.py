@@ -38,10 +38,11 @@ def miniimagenet(
         entries, lists = _tables(root, tree)
         splitter = partial(split_by_name, lists, origin=str(root))
     else:
+        known = {c for names in published("miniimagenet").values() for c in names}
         entries = [
             Entry(n.split("/")[-2], n)
             for n in tree.names
-            if is_image(n) and "/" in n and n.split("/")[-2].startswith("n0")
+            if is_image(n) and "/" in n and n.split("/")[-2] in known
         ]
         if not entries:
             raise DataError(
@@ -67,7 +68,7 @@ def _tables(root: Path, tree: Tree) -> tuple[list[Entry], dict[str, list[str]]]:
         table = root / f"{split}.csv"
         if not table.exists():
             continue
-        rows = read_rows(table.read_text("utf-8-sig"), str(table), ("filename", "label"))
+        rows = read_rows(table, ("filename", "label"))
         missing = [r["filename"] for r in rows if f"images/{r['filename']}" not in there]
         if missing:
             raise DataError(
@@ -80,21 +81,17 @@ def _tables(root: Path, tree: Tree) -> tuple[list[Entry], dict[str, list[str]]]:
 
 
 def _present(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """The published split of the classes that are there; all of a split must be."""
+    """The published splits of which classes are there; all classes of such a split must be."""
     there = {e.label for e in entries}
-    lists = {s: names for s, names in published("miniimagenet").items() if there & set(names)}
-    unknown = there - {n for names in lists.values() for n in names}
-    if unknown:
-        raise DataError(f"{sorted(unknown)[0]} is no class of miniImageNet")
-    return lists
+    return {s: names for s, names in published("miniimagenet").items() if there & set(names)}
 
 
 def _pickles(root: Path, size: int) -> Dataset:
     paths = {s: root / f"mini-imagenet-cache-{s}.pkl" for s in SPLITS}
     paths = {s: path for s, path in paths.items() if path.exists()}
     stats = {s: path.stat() for s, path in paths.items()}
-    stamp = repr([(s, i.st_size, i.st_mtime_ns) for s, i in stats.items()])
-    digest = hashlib.sha256(f"{size}{stamp}".encode()).hexdigest()
+    stamp = repr([(s, i.st_size, i.st_mtime_ns, i.st_ctime_ns, i.st_ino) for s, i in stats.items()])
+    digest = hashlib.sha256(f"{size}{root.resolve()}{stamp}".encode()).hexdigest()
 
     def build() -> tuple[np.ndarray, dict[str, Any]]:
         images, names, lists = [], [], {}
@@ -133,4 +130,11 @@ def _one_pickle(path: Path, size: int) -> tuple[np.ndarray, dict[str, list[int]]
             f"{path}: images are {pixels.shape[1:]}; the pickles are 84×84, ask for that size"
         )
     index = content["class_dict"]
+    if not isinstance(index, dict):
+        raise DataError(f"{path}: class_dict must be a dictionary of class to rows")
+    rows = [int(r) for members in index.values() for r in members]
+    if rows and not 0 <= min(rows) <= max(rows) < len(pixels):
+        raise DataError(f"{path}: class_dict names rows outside the {len(pixels)} images")
+    if len(set(rows)) < len(rows):
+        raise DataError(f"{path}: class_dict names an image in two classes")
     return pixels, dict(zip(texts(index), index.values(), strict=True))
