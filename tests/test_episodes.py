@@ -25,6 +25,7 @@ from ibaml.tasks import (
     image_folder,
     omniglot,
 )
+from ibaml.tasks.inspect import nearest_centroid
 
 DATA = os.environ.get("IBAML_DATA")
 real = pytest.mark.skipif(
@@ -218,18 +219,6 @@ def test_the_papers_linear_family():
         family.batch(0, [1], support=3)
 
 
-def nearest_centroid(data: Dataset, ways: int, shots: int, episodes: int = 400) -> float:
-    """Accuracy of nearest centroids on raw pixels over test episodes."""
-    drawn = Episodes(data, "test", ways, shots, 15, normalise=False)
-    right = []
-    for first in range(0, episodes, 20):
-        batch = drawn.batch(range(first, first + 20))
-        centres = batch.support_x.unflatten(1, (ways, shots)).mean(2).flatten(2)
-        distances = torch.cdist(batch.query_x.flatten(2), centres)
-        right.append((distances.argmin(-1) == batch.query_y).float().mean())
-    return 100 * float(torch.stack(right).mean())
-
-
 @real
 def test_labels_and_images_belong_together(tmp_path, monkeypatch, capsys):
     """Near the floors measured before: Omniglot 45 / 71.5, Caltech-101 34 / 44."""
@@ -240,7 +229,7 @@ def test_labels_and_images_belong_together(tmp_path, monkeypatch, capsys):
     )
     for data, floors in ((omniglot(root / "omniglot"), (45.2, 71.5)), (caltech, (33.6, 44.2))):
         for shots, floor in zip((1, 5), floors, strict=True):
-            found = nearest_centroid(data, 5, shots)
+            found = 100 * nearest_centroid(data, "test", 5, shots)
             with capsys.disabled():
                 print(f"\n{data.name} 5-way {shots}-shot nearest centroid: {found:.1f} %")
             assert abs(found - floor) < 3.5

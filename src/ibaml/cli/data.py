@@ -146,11 +146,13 @@ def check(
     root: Root = None,
     splits: Splits = None,
     image_size: Size = 84,
+    ways: Annotated[int, typer.Option(min=1)] = 5,
     shots: Annotated[int, typer.Option(min=1)] = 1,
     queries: Annotated[int, typer.Option(min=1)] = 15,
 ) -> None:
-    """Unreadable or duplicate images, duplicates across splits, classes too small."""
-    from ibaml.tasks.inspect import inspect_dataset
+    """Unreadable or duplicate images, duplicates across splits, classes too small; and the
+    accuracy of nearest centroids on raw pixels, the floor any learner must beat."""
+    from ibaml.tasks.inspect import inspect_dataset, nearest_centroid
 
     with told():
         data = load(spec, root, splits, image_size)
@@ -170,6 +172,14 @@ def check(
     for name, count in found.small[:5]:
         say(f"  {name}: {count}")
     console.print(f"classes in no split: {len(found.unassigned)}")
+    for split in data.splits:
+        try:
+            floor = nearest_centroid(data, split, ways, shots, queries)
+        except ValueError as error:
+            say(f"{split}: {error}")
+        else:
+            setting = f"{ways}-way {shots}-shot nearest centroid on pixels"
+            say(f"{split}: {setting} {100 * floor:.1f} % (chance {100 / ways:.0f} %)")
     if found.serious:
         say("The same image is in two splits: mend them before you trust a test.", style="red")
         raise typer.Exit(1)

@@ -6,8 +6,10 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from ibaml.tasks.dataset import Dataset
+from ibaml.tasks.episodes import Episodes
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,18 @@ def inspect_dataset(data: Dataset, need: int) -> Findings:
         leaks += [(assigned[0], row) for row in assigned[1:]]
     unassigned = tuple(c for i, c in enumerate(data.classes) if i not in home)
     return Findings(small, tuple(duplicates), tuple(leaks), unassigned)
+
+
+def nearest_centroid(
+    data: Dataset, split: str, ways: int, shots: int, queries: int = 15, episodes: int = 400
+) -> float:
+    """Accuracy of the nearest class centroid on raw examples: the floor any learner must beat, and
+    a sign that labels and images belong together."""
+    drawn = Episodes(data, split, ways, shots, queries, normalise=False)
+    right = []
+    for first in range(0, episodes, 20):
+        batch = drawn.batch(range(first, min(first + 20, episodes)))
+        centres = batch.support_x.unflatten(1, (ways, shots)).mean(2).flatten(2)
+        guesses = torch.cdist(batch.query_x.flatten(2), centres).argmin(-1)
+        right.append((guesses == batch.query_y).double().mean(1))
+    return float(torch.cat(right).mean())
