@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Literal
 
 import numpy as np
@@ -26,7 +27,11 @@ def decode(data: bytes, name: str, size: int, channels: Channels = 3) -> np.ndar
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        with warnings.catch_warnings():
+            # Pillow's own limit only warns; ours, below, refuses
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            opened = Image.open(io.BytesIO(data), formats=_FORMATS)
+        with opened as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise ImageError(
