@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +25,7 @@ from ibaml.tasks import (
     omniglot,
 )
 from ibaml.tasks.inspect import nearest_centroid
-
-DATA = os.environ.get("IBAML_DATA")
-real = pytest.mark.skipif(
-    not (DATA and (Path(DATA) / "omniglot").exists()),
-    reason="IBAML_DATA is not set: the real Omniglot and Caltech-101 are not read",
-)
+from real_data import DATA, real
 
 
 def dataset(classes: int = 12, count: int = 8, size: int = 6) -> Dataset:
@@ -223,7 +217,7 @@ def test_the_papers_linear_family():
 def test_labels_and_images_belong_together(tmp_path, monkeypatch, capsys):
     """Near the floors measured before: Omniglot 45 / 71.5, Caltech-101 34 / 44."""
     monkeypatch.setenv("IBAML_CACHE", str(tmp_path))
-    root = Path(DATA)
+    root = DATA
     caltech = image_folder(
         root / "caltech101" / "caltech101-84.zip", splits=root / "caltech101" / "splits.json"
     )

@@ -39,12 +39,7 @@ from ibaml.tasks.dataset import published, split_by_hash
 from ibaml.tasks.images import ImageError, decode
 from ibaml.tasks.inspect import inspect_dataset
 from ibaml.tasks.sources.unpickle import unpickle
-
-DATA = os.environ.get("IBAML_DATA")
-real = pytest.mark.skipif(
-    not (DATA and (Path(DATA) / "omniglot").exists()),
-    reason="IBAML_DATA is not set: the real Omniglot and Caltech-101 are not read",
-)
+from real_data import DATA, real
 
 
 @pytest.fixture(autouse=True)
@@ -652,7 +647,7 @@ def test_unknown_names_are_told(tmp_path, monkeypatch):
 @real
 class TestRealFiles:
     def test_omniglot(self):
-        data = omniglot(Path(DATA) / "omniglot")
+        data = omniglot(DATA / "omniglot")
         assert data.examples.shape == (32460, 1, 28, 28)
         assert len(data.classes) == 1623
         assert {s: len(m) for s, m in data.splits.items()} == {
@@ -660,20 +655,20 @@ class TestRealFiles:
             "val": 172,
             "test": 423,
         }
-        authors = omniglot(Path(DATA) / "omniglot", split="background")
+        authors = omniglot(DATA / "omniglot", split="background")
         assert {s: len(m) for s, m in authors.splits.items()} == {"train": 964, "test": 659}
         assert all(data.count(c) == 20 for c in range(1623))
         assert 0.02 < data.moments[0].item() < 0.2  # ink is bright on black
 
     def test_caltech_as_an_image_folder(self):
-        root = Path(DATA) / "caltech101"
+        root = DATA / "caltech101"
         data = image_folder(root / "caltech101-84.zip", splits=root / "splits.json")
         assert {s: len(m) for s, m in data.splits.items()} == {"train": 64, "val": 16, "test": 20}
         assert len(data.examples) == 8677
 
     def test_gapminder(self):
         table = Table.read(
-            Path(DATA) / "gapminder" / "gapminder.tsv",
+            DATA / "gapminder" / "gapminder.tsv",
             task="country",
             features=["year"],
             target="lifeExp",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,6 @@ from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
 from ibaml.objectives import Abml, Objective
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver, check_count
 from ibaml.weights import Belief, DiagonalGaussian, Roles, head_module
-
-if TYPE_CHECKING:
-    from ibaml.learner import MetaLearner
 
 _LOG_VAR_LIMIT = 80.0  # exp(±88) leaves float32
 
@@ -112,7 +108,9 @@ def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head
 
 
 @torch.no_grad()
-def check_tasks(learner: MetaLearner, energy: TaskEnergy, v: Tensor, classes: int | None) -> None:
+def check_tasks(
+    energy: TaskEnergy, v: Tensor, classes: int | None, solver: Solver, adapts_head: bool
+) -> None:
     """Does the model take these inputs, do its outputs fit the targets, is it one function?"""
     x, y = energy.x, energy.y
     dtype, device = v.dtype, v.device
@@ -143,7 +141,7 @@ def check_tasks(learner: MetaLearner, energy: TaskEnergy, v: Tensor, classes: in
             f"the model returned {outputs.shape[2]} outputs for {x.shape[1]} examples: its first "
             "dimension must be the examples"
         )
-    if learner.adapts_head and not energy.layout.rows:
+    if adapts_head and not energy.layout.rows:
         found, head = head_module(energy.model)
         if head.out_features != outputs.shape[-1]:
             raise ValueError(
@@ -160,7 +158,7 @@ def check_tasks(learner: MetaLearner, energy: TaskEnergy, v: Tensor, classes: in
                 "(labels are 0 … outputs − 1); build it with more ways, or use tie_head=True"
             )
     energy.nll(outputs)
-    _warn_if_stiff(learner.solver, energy)
+    _warn_if_stiff(solver, energy)
 
 
 def _warn_if_stiff(solver: Solver, energy: TaskEnergy) -> None:

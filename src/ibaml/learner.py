@@ -466,7 +466,8 @@ class MetaLearner(nn.Module):
         layout = self.layout.for_classes(classes or 0) if layout is None else layout
         noise = self._draw(0, (0,), layout.size, Stream.ADAPT, 1)
         energy = self.energy(x[:1], y[:1], noise, layout, plan)
-        check_tasks(self, energy, self.belief.start(energy.meta.prior, 1), classes)
+        start = self.belief.start(energy.meta.prior, 1)
+        check_tasks(energy, start, classes, self.solver, self.adapts_head)
         self._checked.add(kind)
 
     def extra_repr(self) -> str:

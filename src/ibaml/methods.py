@@ -191,6 +191,10 @@ def ibaml(
 
 _COMMON = {"adapt", "freeze", "tie_head", "execution", "diagnose"}
 _BAYES = {"samples", "noise", "beta", "init_log_var"}
+_IMPLICIT = {
+    "imaml": {"lam", "cg_steps", "curvature", "damping"},
+    "ibaml": {"cg_steps", "curvature", "damping", "block"},
+}
 
 
 def _known(method: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +204,7 @@ def _known(method: str, options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in known:
             own = {"steps", "lr", "solver", "gradient", "objective", "likelihood"}
-            own |= {"lam", "cg_steps", "curvature", "damping"} if method == "imaml" else set()
+            own |= _IMPLICIT.get(method, set())
             near = get_close_matches(name, sorted(known | own), n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise TypeError(

@@ -5,10 +5,10 @@ from ibaml.tasks.batch import TaskBatch
 from ibaml.tasks.catalog import glyphs, open_data
 from ibaml.tasks.dataset import Dataset, feature_vectors
 from ibaml.tasks.episodes import Episodes
+from ibaml.tasks.errors import DataError
 from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
 from ibaml.tasks.synthetic import LinearRegression, Sinusoids
 from ibaml.tasks.table import Table
-from ibaml.tasks.tree import DataError
 
 __all__ = [
     "Augment",

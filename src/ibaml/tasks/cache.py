@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ibaml.tasks.tree import DataError
+from ibaml.tasks.errors import DataError
 
 FORMAT = 1  # part of every address: a change of layout never meets an old entry
 

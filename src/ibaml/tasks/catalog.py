@@ -13,9 +13,9 @@ from typing import Any
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import Dataset
 from ibaml.tasks.download import Remote
+from ibaml.tasks.errors import DataError
 from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
 from ibaml.tasks.sources.decode import Progress
-from ibaml.tasks.tree import DataError
 
 _OMNIGLOT = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
 Opener = Callable[[Path, Progress | None], Dataset]

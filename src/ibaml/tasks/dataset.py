@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ibaml.tasks.tree import DataError
+from ibaml.tasks.errors import DataError
 
 SPLITS = ("train", "val", "test")
 

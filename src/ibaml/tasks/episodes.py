@@ -14,8 +14,8 @@ from ibaml.seeding import mix
 from ibaml.tasks.augment import Augment
 from ibaml.tasks.batch import TaskBatch
 from ibaml.tasks.dataset import Dataset
+from ibaml.tasks.errors import DataError
 from ibaml.tasks.numbers import Numbers
-from ibaml.tasks.tree import DataError
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 from ibaml.seeding import mix
 from ibaml.tasks.batch import TaskBatch
 from ibaml.tasks.dataset import group, split_by_hash
+from ibaml.tasks.errors import DataError
 from ibaml.tasks.numbers import Numbers
-from ibaml.tasks.sources.folder import read_rows
-from ibaml.tasks.tree import DataError
+from ibaml.tasks.rows import read_rows
 
 
 @dataclass(frozen=True)

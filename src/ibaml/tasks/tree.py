@@ -11,11 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ibaml.tasks.errors import DataError
+
 MAX_MEMBER = 256 * 2**20  # bytes of one file in an archive
-
-
-class DataError(ValueError):
-    """Data that cannot be used; the message names what, and the remedy."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import numpy as np
 
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import Dataset, group, published, split_by_name
+from ibaml.tasks.errors import DataError
 from ibaml.tasks.sources.unpickle import array, texts, unpickle
-from ibaml.tasks.tree import MAX_MEMBER, DataError
+from ibaml.tasks.tree import MAX_MEMBER
 
 _FOLDER = "cifar-100-python"
 

@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from ibaml.tasks.dataset import Dataset, published, split_by_name
+from ibaml.tasks.errors import DataError
 from ibaml.tasks.sources.decode import Entry, Progress, is_image, load_images
-from ibaml.tasks.tree import DataError, Tree
+from ibaml.tasks.tree import Tree
 
 
 def cub(root: str | Path, *, image_size: int = 84, progress: Progress | None = None) -> Dataset:

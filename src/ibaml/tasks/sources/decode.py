@@ -12,8 +12,9 @@ import numpy as np
 
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import Dataset, group
+from ibaml.tasks.errors import DataError
 from ibaml.tasks.images import Channels, ImageError, decode
-from ibaml.tasks.tree import DataError, Tree
+from ibaml.tasks.tree import Tree
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 Progress = Callable[[int, int], None]  # images decoded so far, images in all

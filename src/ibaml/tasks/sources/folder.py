@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from ibaml.tasks.dataset import SPLITS, Dataset, split_by_file, split_by_hash, split_by_name
+from ibaml.tasks.errors import DataError
 from ibaml.tasks.images import Channels
+from ibaml.tasks.rows import read_rows
 from ibaml.tasks.sources.decode import Entry, Progress, Splitter, is_image, load_images
-from ibaml.tasks.tree import DataError, Tree
+from ibaml.tasks.tree import Tree
 
 
 def image_folder(
@@ -110,30 +110,6 @@ def image_list(
         licence=licence,
         progress=progress,
     )
-
-
-def read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a CSV or TSV with a header, which must have these columns."""
-    origin = str(path)
-    try:
-        text = path.read_text("utf-8-sig")
-        first = text.split("\n", 1)[0]
-        reader = csv.DictReader(io.StringIO(text), delimiter="\t" if "\t" in first else ",")
-        rows: list[Mapping[str, str | None]] = list(reader)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{origin}: is not UTF-8 text; save it as such ({error})") from error
-    except csv.Error as error:
-        raise DataError(f"{origin}: not a readable table ({error})") from error
-    columns = reader.fieldnames or []
-    for column in needed:
-        if column not in columns:
-            raise DataError(f"{origin}: no column {column!r}; it has {', '.join(columns)}")
-    if not rows:
-        raise DataError(f"{origin}: has no rows")
-    for number, row in enumerate(rows, start=2):
-        if any(row[c] in (None, "") for c in needed):
-            raise DataError(f"{origin}, line {number}: a value of {', '.join(needed)} is missing")
-    return [{k: str(v) for k, v in row.items() if k is not None} for row in rows]
 
 
 _SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}

@@ -12,11 +12,12 @@ import numpy as np
 
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import SPLITS, Dataset, group, published, split_by_name
+from ibaml.tasks.errors import DataError
 from ibaml.tasks.images import Channels
+from ibaml.tasks.rows import read_rows
 from ibaml.tasks.sources.decode import Entry, Progress, is_image, load_images
-from ibaml.tasks.sources.folder import read_rows
 from ibaml.tasks.sources.unpickle import array, texts, unpickle
-from ibaml.tasks.tree import DataError, Tree
+from ibaml.tasks.tree import Tree
 
 LICENCE = "non-commercial research (ImageNet terms)"
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from ibaml.tasks.dataset import Dataset, published, split_by_name
+from ibaml.tasks.errors import DataError
 from ibaml.tasks.sources.decode import Entry, Progress, is_image, load_images
-from ibaml.tasks.tree import DataError, Tree
+from ibaml.tasks.tree import Tree
 
 
 def omniglot(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ibaml.tasks.tree import DataError
+from ibaml.tasks.errors import DataError
 
 _ALLOWED = {
     ("numpy", "ndarray"),
