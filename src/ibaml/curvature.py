@@ -94,7 +94,10 @@ class _Hessian:
         self.wanted = tuple(wanted)
         theta = [t.detach() for t in energy.theta]
         self.leaves = {i: theta[i].clone().requires_grad_() for i in wanted}
-        self.energy = energy.bind(tuple(self.leaves.get(i, t) for i, t in enumerate(theta)))
+        # an energy nothing flows into already is taken as it is, with what it has computed
+        still = not wanted and not any(t.requires_grad for t in energy.theta)
+        bound = tuple(self.leaves.get(i, t) for i, t in enumerate(theta))
+        self.energy = energy if still else energy.bind(bound)
         with torch.enable_grad():
             self.v = v.detach().clone().requires_grad_()
             self._build()

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ibaml.checks import check_model, check_options, check_tasks
+from ibaml.checks import check_model, check_options, check_tasks, parts_at_head
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import (
     Likelihood,
@@ -79,7 +79,7 @@ class MetaLearner(nn.Module):
         noise: ``"independent"`` or ``"antithetic"`` pairs.
         beta: β of κ = β/N; 1 is Bayes, below 1 a tempered posterior.
         init_log_var: ρ at the start, a number for all weights.
-        execution: ``"auto"``, ``"loop"`` or ``"vmap"``.
+        execution: ``"auto"``, ``"loop"``, ``"vmap"`` or ``"head"``.
         diagnose: evaluate E and ∇E at every solution for `diagnostics` (one more evaluation).
 
     Most people build one with `ibaml.methods`.
@@ -124,7 +124,7 @@ class MetaLearner(nn.Module):
         self.beta = beta
         self.diagnose = diagnose
         self.execution: Strategy = execution
-        self._run = choose(model, execution)
+        self._run = choose(model, execution, self.roles.adapted)
         self._checked: set[tuple[Any, ...]] = set()
         self._diagnostics: Diagnostics | None = None
 
@@ -467,6 +467,13 @@ class MetaLearner(nn.Module):
         noise = self._draw(0, (0,), layout.size, Stream.ADAPT, 1)
         energy = self.energy(x[:1], y[:1], noise, layout, plan)
         start = self.belief.start(energy.meta.prior, 1)
+        if self._run.head is not None and not parts_at_head(energy, start):
+            if self.execution == "head":
+                raise ValueError(
+                    "execution=\"head\": this model's layers before the head depend on the head's "
+                    'own weights; use execution="auto"'
+                )
+            self._run = replace(self._run, head=None)
         check_tasks(energy, start, classes, self.solver, self.adapts_head)
         self._checked.add(kind)
 

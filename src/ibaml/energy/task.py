@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -61,6 +63,7 @@ class TaskEnergy:
     noise: Tensor
     kappa: float
     redraw: Callable[[int], Tensor] | None = None
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def theta(self) -> tuple[Tensor, ...]:
@@ -78,7 +81,11 @@ class TaskEnergy:
         return replace(self, meta=self.meta.replace(theta))
 
     def resample(self, step: int) -> TaskEnergy:
-        return self if self.redraw is None else replace(self, noise=self.redraw(step))
+        if self.redraw is None:
+            return self
+        again = replace(self, noise=self.redraw(step))
+        again._kept.update(self._kept)  # other noise, same features
+        return again
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.loss(v) + self.penalty(v)
@@ -90,7 +97,19 @@ class TaskEnergy:
     def outputs(self, v: Tensor) -> Tensor:
         """The network's outputs, (T, S, N, …)."""
         constants = {**self.constants, **self.meta.shared}
+        features = self._features(constants)
+        if features is not None:
+            return self.run.from_features(self.weights(v), constants, features)
         return self.run(self.model, self.weights(v), constants, self.x)
+
+    def _features(self, constants: Mapping[str, Tensor | None]) -> Tensor | None:
+        """What an adapted head reads. It is the same at every v, so it is computed once (again
+        where gradients are wanted that the first pass did not record)."""
+        recorded = torch.is_grad_enabled()
+        if "features" not in self._kept or (recorded and not self._kept["recorded"]):
+            self._kept["features"] = self.run.features(self.model, constants, self.x)
+            self._kept["recorded"] = recorded
+        return self._kept["features"]
 
     def nll(self, outputs: Tensor) -> Tensor:
         """nll of every sample and example, (T, S, N)."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
 from ibaml.execution.call import twice_differentiable
+from ibaml.execution.head import find_head, run_features, run_head
 from ibaml.execution.loop import run_loop
 from ibaml.execution.norm import (
     NORM_STATS,
@@ -25,16 +26,28 @@ from ibaml.execution.norm import (
 )
 from ibaml.execution.vmap import run_vmap, unsafe_layers
 
-Strategy = Literal["auto", "loop", "vmap"]
-_STRATEGIES = {"loop": run_loop, "vmap": run_vmap}
+Strategy = Literal["auto", "loop", "vmap", "head"]
+STRATEGIES: tuple[Strategy, ...] = ("auto", "loop", "vmap", "head")
+_WHOLE = {"loop": run_loop, "vmap": run_vmap}
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs weight sets (T, S, …) through a model on inputs (T, N, …), twice differentiable."""
+    """Runs weight sets (T, S, …) through a model on inputs (T, N, …), twice differentiable.
 
-    strategy: str
+    Attributes:
+        whole: how the whole network runs, ``"loop"`` or ``"vmap"``.
+        head: the layer that owns every adapted weight, where the layers before it may run once a
+            task instead of once a weight set.
+    """
+
+    whole: str
+    head: str | None
     recurrent: bool
+
+    @property
+    def strategy(self) -> str:
+        return self.whole if self.head is None else "head"
 
     def __call__(
         self,
@@ -44,26 +57,51 @@ class Runner:
         x: Tensor,
     ) -> Tensor:
         with twice_differentiable(self.recurrent):
-            return _STRATEGIES[self.strategy](model, weights, constants, x)
+            return _WHOLE[self.whole](model, weights, constants, x)
+
+    def features(
+        self, model: nn.Module, constants: Mapping[str, Tensor | None], x: Tensor
+    ) -> Tensor | None:
+        """What the head reads, None where there is no such head."""
+        if self.head is None:
+            return None
+        with twice_differentiable(self.recurrent):
+            return run_features(model, self.head, constants, x, fold=self.whole == "vmap")
+
+    def from_features(
+        self,
+        weights: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor | None],
+        features: Tensor,
+    ) -> Tensor:
+        assert self.head is not None
+        return run_head(self.head, weights, constants, features)
 
 
-def choose(model: nn.Module, strategy: Strategy = "auto") -> Runner:
-    """How to run ``model``: ``"auto"`` takes vmap for plain dense networks, where it is much
-    faster, and the loop elsewhere."""
-    if strategy not in ("auto", *_STRATEGIES):
-        raise ValueError(f'execution must be "auto", "loop" or "vmap", got {strategy!r}')
+def choose(model: nn.Module, strategy: Strategy = "auto", adapted: Sequence[str] = ()) -> Runner:
+    """How to run ``model``: ``"auto"`` takes the head by itself where only it is adapted, vmap for
+    plain dense networks, where it is much faster, and the loop elsewhere."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"execution must be one of {STRATEGIES}, got {strategy!r}")
     unsafe = unsafe_layers(model)
     if strategy == "vmap" and unsafe:
         raise ValueError(
             'execution="vmap" is refused for this model: second derivatives under vmap are not '
             f'known to be right for {", ".join(unsafe)}; use execution="loop"'
         )
-    chosen = ("loop" if unsafe else "vmap") if strategy == "auto" else strategy
-    return Runner(chosen, any(isinstance(m, nn.RNNBase) for m in model.modules()))
+    head = find_head(model, adapted) if strategy in ("auto", "head") else None
+    if strategy == "head" and head is None:
+        raise ValueError(
+            'execution="head" needs the adapted weights to be those of one nn.Linear: use '
+            'adapt="head", or execution="auto"'
+        )
+    whole = strategy if strategy in _WHOLE else ("loop" if unsafe else "vmap")
+    return Runner(whole, head, any(isinstance(m, nn.RNNBase) for m in model.modules()))
 
 
 __all__ = [
     "NORM_STATS",
+    "STRATEGIES",
     "Buffers",
     "Moments",
     "NormStats",

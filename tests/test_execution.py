@@ -1,0 +1,122 @@
+"""The head by itself: the shared layers run once a task, and every gradient equals the loop's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ibaml
+from ibaml import NewtonCG
+from oracles import gradients, relative
+from problems import class_batch, conv_model, mlp_model
+
+METHODS = {
+    "maml": {},
+    "fomaml": {},
+    "imaml": {"lam": 0.3},
+    "abml": {"samples": 3},
+    "ibaml": {"samples": 3, "curvature": "energy"},
+}
+
+
+@pytest.mark.parametrize("tie_head", [False, True])
+@pytest.mark.parametrize("model", ["mlp", "conv"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_equals_the_loop(method, model, tie_head):
+    make, shape = {"mlp": (mlp_model, (3,)), "conv": (conv_model, (1, 6, 6))}[model]
+    batch = class_batch(shape, ways=2) if model == "conv" else class_batch(shape)
+    found = {}
+    for execution in ("loop", "head"):
+        build = getattr(ibaml.methods, method)
+        learner = build(
+            make(), adapt="head", execution=execution, tie_head=tie_head, **METHODS[method]
+        )
+        found[execution] = gradients(learner, batch)
+    for block in found["loop"]:
+        torch.testing.assert_close(
+            found["head"][block], found["loop"][block], rtol=1e-11, atol=1e-14
+        )
+
+
+def test_newton_and_running_statistics_equal_the_loop():
+    batch = class_batch((1, 6, 6), ways=2)
+    found = []
+    for execution in ("loop", "auto"):
+        learner = ibaml.methods.ibaml(
+            conv_model(), adapt="head", execution=execution, solver=NewtonCG(3), samples=2
+        )
+        gradients(learner, batch)
+        posterior = learner.adapt(batch.support_x[0], batch.support_y[0])
+        buffers = [b.clone() for n, b in learner.model.named_buffers() if "running" in n]
+        found.append([posterior.predict_proba(batch.query_x[0]), *buffers])
+    assert found[0][1:], "the model has running statistics"
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+class _Reads(nn.Module):
+    """Normalises its features by the head's own weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x) / (1 + self.head.weight.norm()))
+
+
+class _InPlace(_Reads):
+    def forward(self, x):
+        return self.head(self.body(x)).mul_(2.0)
+
+
+class _After(_Reads):
+    def forward(self, x):
+        return F.log_softmax(self.head(self.body(x)), -1)
+
+
+class _Twice(_Reads):
+    def forward(self, x):
+        return self.head(self.body(x) + self.head(self.body(x)).sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("kind", [_Reads, _InPlace, _After, _Twice])
+def test_what_is_not_features_and_then_a_head_takes_the_whole_network(kind):
+    torch.manual_seed(0)
+    batch = class_batch((3,))
+    state = kind().double().state_dict()
+    found = []
+    for execution in ("loop", "auto"):
+        net = kind().double()
+        net.load_state_dict(state)
+        learner = ibaml.methods.imaml(net, adapt="head", execution=execution)
+        found.append(gradients(learner, batch))
+    for block in found[0]:
+        assert relative(found[1][block], found[0][block]) <= 1e-12
+
+
+def test_reading_the_head_in_passing_is_refused_where_the_head_was_asked_for():
+    torch.manual_seed(0)
+    learner = ibaml.methods.imaml(_Reads().double(), adapt="head", execution="head")
+    with pytest.raises(ValueError, match="depend on the head"):
+        learner(class_batch((3,)))
+    with pytest.raises(ValueError, match='adapt="head"'):
+        ibaml.methods.imaml(mlp_model(), adapt="all", execution="head")
+
+
+def test_the_shared_layers_run_once_a_task():
+    """Support, query and the way back: three passes a task, whatever K, S and L are."""
+    counts = []
+    for steps, samples in ((1, 1), (7, 5)):
+        net = conv_model()
+        passes: list[int] = []
+        first = next(m for m in net.modules() if isinstance(m, nn.Conv2d))
+        learner = ibaml.methods.ibaml(net, adapt="head", steps=steps, samples=samples, cg_steps=4)
+        batch = class_batch((1, 6, 6), ways=2)
+        learner(batch).backward()  # the first call also checks
+        first.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        learner(batch).backward()
+        counts.append(len(passes) / len(batch))
+    assert counts == [3, 3]
