@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -30,17 +31,17 @@ from ibaml.execution import (
     Moments,
     NormStats,
     Plan,
+    Statistics,
     Strategy,
     choose,
     has_running,
     norm_buffers,
     norm_layers,
-    update_running,
     watch_moments,
 )
 from ibaml.gradient import GradientRule, Record, Reptile, Unrolled
 from ibaml.objectives import Objective, QueryNll
-from ibaml.posterior import Posterior
+from ibaml.posterior import Posterior, Posteriors
 from ibaml.seeding import draw_seed
 from ibaml.solve import Descent, Solution, Solver, resolve_rate
 from ibaml.tasks import TaskBatch
@@ -127,6 +128,7 @@ class MetaLearner(nn.Module):
         self._run = choose(model, execution, self.roles.adapted)
         self._checked: set[tuple[Any, ...]] = set()
         self._diagnostics: Diagnostics | None = None
+        self._statistics: Statistics | None = None  # being gathered
 
         parameters = dict(model.named_parameters())
         rows = frozenset(self.roles.head if tie_head else ())
@@ -229,13 +231,28 @@ class MetaLearner(nn.Module):
         if may_look and bool(left_out.all()):
             anchor = torch.stack([p.sum() for p in self.parameters()]).sum()
             return torch.where(left_out.any(), float("nan"), anchor)
-        if passes:
-            update_running(self.model, self.norm_plan("batch"), passes)
+        if passes and self._statistics is not None:
+            self._statistics.add(passes)
+        elif passes:
+            with self.one_meta_step() as statistics:
+                statistics.add(passes)
         if rebuilt is not None:
             return losses.mean()
         total = torch.where(left_out, torch.zeros_like(losses), losses).sum()
         count = (~left_out).sum()
         return torch.where(count > 0, total / count.clamp(min=1), float("nan"))
+
+    @contextmanager
+    def one_meta_step(self) -> Iterator[Statistics]:
+        """Count all calls inside as one meta-step: batch norm's running statistics move once, at
+        the end, over the tasks of all of them. Yields the sums, to be added up over processes
+        before the end."""
+        self._statistics = Statistics(self.model, self.norm_plan("batch"))
+        try:
+            yield self._statistics
+            self._statistics.apply()
+        finally:
+            self._statistics = None
 
     def problem(self, batch: TaskBatch, seed: int) -> tuple[TaskEnergy, TaskEnergy]:
         """The energies of the support sets (what is solved) and of the query sets (what the
@@ -352,44 +369,65 @@ class MetaLearner(nn.Module):
             if t.is_floating_point() and not bool(t.isfinite().all()):
                 raise ValueError(f"{name} holds a NaN or an infinity")
         seed = 0 if generator is None else draw_seed(generator)
+        task = self._adapt(x[None], y[None], seed, (0,), classes, norm_stats)
+        if task.solution is not None and bool(task.solution.diverged.any()):
+            warnings.warn(
+                "adapt: the solver diverged, so the posterior is the prior; lower lr, or raise "
+                "init_log_var",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return Posterior(task)
+
+    def adapt_all(
+        self, batch: TaskBatch, *, seed: int = 0, norm_stats: NormStats | None = None
+    ) -> Posteriors:
+        """The posteriors of all tasks of the batch from their support sets, solved together. Task
+        t's noise depends on ``seed`` and ``batch.keys[t]`` alone. A task that diverged has the
+        prior as its posterior, and ``solution.diverged`` says so."""
+        x, y = batch.support_x, batch.support_y
+        return self._adapt(x, y, seed, batch.task_keys, batch.classes, norm_stats)
+
+    def _adapt(
+        self,
+        x: Tensor,
+        y: Tensor,
+        seed: int,
+        keys: tuple[int, ...],
+        classes: int | None,
+        norm_stats: NormStats | None,
+    ) -> Posteriors:
         with torch.inference_mode(False), torch.no_grad():
             self.model.eval()
-            return self._adapt(x.clone(), y.clone(), seed, classes, self.norm_plan(norm_stats))
-
-    def _adapt(self, x: Tensor, y: Tensor, seed: int, classes: int | None, plan: Plan) -> Posterior:
-        top = None if y.is_floating_point() or len(y) == 0 else int(y.max()) + 1
-        if self.layout.rows and classes is None:
-            if top is None:
-                raise ValueError(
-                    "a tied head needs to know the number of classes: give labels, or classes="
+            plan = self.norm_plan(norm_stats)
+            x, y = x.clone(), y.clone()
+            top = None if y.is_floating_point() or y.shape[1] == 0 else int(y.max()) + 1
+            if self.layout.rows and classes is None:
+                if top is None:
+                    raise ValueError(
+                        "a tied head needs to know the number of classes: give labels, or classes="
+                    )
+                classes = top
+            layout = self.layout.for_classes(classes or 0)
+            solution: Solution | None = None
+            if x.shape[1]:
+                self._check(x, y, top, layout, plan)
+                energy = self._support(x, y, seed, keys, layout, plan)
+                start = self.belief.start(energy.meta.prior, len(x))
+                solution = self.solver.solve(
+                    detached(energy), start, rate=self._rate(layout), examine=self.diagnose
                 )
-            classes = top
-        layout = self.layout.for_classes(classes or 0)
-        solution: Solution | None = None
-        if len(x):
-            energy = self._support(x[None], y[None], seed, (0,), layout, plan)
-            self._check(x[None], y[None], top, layout, plan)
-            start = self.belief.start(energy.meta.prior, 1)
-            solution = self.solver.solve(
-                detached(energy), start, rate=self._rate(layout), examine=self.diagnose
-            )
-            v = solution.value
-            if bool(solution.diverged.any()):
-                warnings.warn(
-                    "adapt: the solver diverged, so the posterior is the prior; lower lr, or raise "
-                    "init_log_var",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-        else:  # no examples: nothing to solve, and no support statistics
-            plan = {n: "running" if k == "support" else k for n, k in plan.items()}
-            empty_x, empty_y = (t.new_zeros((1, 1, *t.shape[1:])) for t in (x, y))
-            energy = self._support(empty_x, empty_y, seed, (0,), layout, plan)
-            v = self.belief.start(energy.meta.prior, 1)
-        parameters = dict(self.model.named_parameters())
-        constant = [parameters[n] for n in (*self.roles.shared, *self.roles.frozen)]
-        watched = (*constant, *self.likelihood.parameters())
-        return Posterior(energy, v.detach().clone(), plan, seed, self.noise, watched, solution)
+                v = solution.value
+            else:  # no examples: nothing to solve, and no support statistics
+                plan = {n: "running" if k == "support" else k for n, k in plan.items()}
+                x, y = (t.new_zeros((len(t), 1, *t.shape[2:])) for t in (x, y))
+                energy = self._support(x, y, seed, keys, layout, plan)
+                v = self.belief.start(energy.meta.prior, len(x))
+            parameters = dict(self.model.named_parameters())
+            constant = [parameters[n] for n in (*self.roles.shared, *self.roles.frozen)]
+            watched = (*constant, *self.likelihood.parameters())
+            v = v.detach().clone()
+            return Posteriors(energy, v, plan, seed, keys, self.noise, watched, solution)
 
     def norm_plan(self, norm_stats: NormStats | None) -> Plan:
         """Which statistics every batch-norm layer uses; frozen layers always their running ones."""

@@ -1,4 +1,4 @@
-"""The belief about one task's weights after its examples were seen, and its predictions."""
+"""The belief about tasks' weights after their examples were seen, and its predictions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ibaml.seeding import draw_seed
 from ibaml.solve import Solution
 
 
-class Posterior:
-    """What `MetaLearner.adapt` returns.
+class Posteriors:
+    """What `MetaLearner.adapt_all` returns: the posteriors of T tasks, predicted from together.
 
     Predictions average over draws from the posterior. They are the same at every call unless a
     generator is given, and one query's prediction does not depend on the others' (unless
-    ``norm_stats="batch"`` was asked for).
+    ``norm_stats="batch"`` was asked for). A task's draws depend on its key alone.
 
     Attributes:
         norm_stats: which statistics each batch-norm layer uses.
@@ -38,6 +38,7 @@ class Posterior:
         v: Tensor,
         norm_stats: Mapping[str, NormStats],
         seed: int,
+        keys: tuple[int, ...],
         noise: NoiseKind,
         watched: tuple[Tensor, ...],
         solution: Solution | None,
@@ -45,19 +46,23 @@ class Posterior:
         self._energy = replace(detached(energy), redraw=None)
         self._v = v
         self._seed = seed
+        self._keys = keys
         self._noise: NoiseKind = noise
         self._watched = tuple((t, t._version) for t in watched)
         self.norm_stats = dict(norm_stats)
         self.solution = solution
 
+    def __len__(self) -> int:
+        return len(self._v)
+
     @property
     def mean(self) -> dict[str, Tensor]:
-        """Posterior means of the adapted weights, by name."""
+        """Posterior means of the adapted weights by name, (T, *shape)."""
         return self._energy.layout.split(self._blocks["mean"])
 
     @property
     def log_var(self) -> dict[str, Tensor]:
-        """Posterior log-variances of the adapted weights, by name (none for a point)."""
+        """Posterior log-variances of the adapted weights by name (none for a point)."""
         if "log_var" not in self._blocks:
             return {}
         return self._energy.layout.split(self._blocks["log_var"])
@@ -65,54 +70,56 @@ class Posterior:
     @property
     def _blocks(self) -> dict[str, Tensor]:
         names = self._energy.belief.blocks
-        return dict(zip(names, self._v[0].chunk(len(names), -1), strict=True))
+        return dict(zip(names, self._v.chunk(len(names), -1), strict=True))
 
     @torch.no_grad()
     def sample(
         self, samples: int = 10, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """Draws of the adapted weights by name, (samples, *shape)."""
-        energy = self._sampled(samples, generator)
-        return {n: w[0] for n, w in energy.weights(self._v).items()}
+        """Draws of the adapted weights by name, (T, samples, *shape)."""
+        return self._sampled(samples, generator).weights(self._v)
 
     @torch.no_grad()
     def outputs(
         self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
     ) -> Tensor:
-        """The network's outputs for inputs x (M, …) under draws from the posterior: (S, M, …)."""
+        """The network's outputs for inputs x (T, M, …) under draws: (T, S, M, …)."""
         self._check_fresh()
         energy = self._sampled(samples, generator)
-        support = energy.x
         if "support" not in self.norm_stats.values():
-            return replace(energy, x=x[None]).outputs(self._v)[0]
+            return replace(energy, x=x).outputs(self._v)
         # Statistics belong to a weight set: run the support set through each, then the queries.
         results = []
-        for s in range(energy.noise.shape[1]):
-            one = replace(energy, noise=energy.noise[:, s : s + 1])
-            with watch_moments(energy.model) as passes:
-                replace(one, x=support).outputs(self._v)
-            frozen: Buffers = {**one.constants, **support_buffers(self.norm_stats, passes)}
-            results.append(replace(one, x=x[None], constants=frozen).outputs(self._v)[0, 0])
-        return torch.stack(results)
+        for t in range(len(self)):
+            v = self._v[t : t + 1]
+            for s in range(energy.noise.shape[1]):
+                one = replace(
+                    energy, x=energy.x[t : t + 1], noise=energy.noise[t : t + 1, s : s + 1]
+                )
+                with watch_moments(energy.model) as passes:
+                    one.outputs(v)
+                frozen: Buffers = {**one.constants, **support_buffers(self.norm_stats, passes)}
+                results.append(replace(one, x=x[t : t + 1], constants=frozen).outputs(v)[0, 0])
+        return torch.stack(results).unflatten(0, (len(self), -1))
 
     @torch.no_grad()
     def predict_proba(
         self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Class probabilities (M, C), averaged over draws from the posterior."""
+        """Class probabilities (T, M, C), averaged over draws from the posterior."""
         outputs = self.outputs(x, samples, generator)
-        if outputs.dim() != 3 or self._energy.y.is_floating_point():
+        if outputs.dim() != 4 or self._energy.y.is_floating_point():
             raise ValueError(
                 "predict_proba is for classification (integer targets, logits per class); use "
                 "predict for regression"
             )
-        return outputs.softmax(-1).mean(0)
+        return outputs.softmax(-1).mean(1)
 
     @torch.no_grad()
     def predict(
         self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the prediction, each shaped as targets of M examples are.
+        """Mean and variance of the predictions, each shaped as targets of M examples are.
 
         The variance is that of the outputs over the posterior plus the likelihood's noise.
         """
@@ -120,12 +127,22 @@ class Posterior:
         if likelihood.takes_labels(self._energy.y):
             raise ValueError("predict is for regression; use predict_proba for classes")
         outputs = self.outputs(x, samples, generator)
-        if outputs.shape[2:] == (1,) and self._energy.y.dim() == 2:
+        if outputs.shape[3:] == (1,) and self._energy.y.dim() == 2:
             outputs = outputs.squeeze(-1)  # targets of one number each
-        mean = outputs.mean(0)
-        variance = (outputs - mean).square().mean(0)
+        mean = outputs.mean(1)
+        variance = (outputs - mean[:, None]).square().mean(1)
         noise = likelihood.noise_variance()
         return mean, variance if noise is None else variance + noise.to(variance.dtype)
+
+    @torch.no_grad()
+    def nll(
+        self, x: Tensor, y: Tensor, samples: int = 10, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """−log of the averaged likelihood of every example, (T, M): how well the prediction as a
+        whole explains targets y."""
+        outputs = self.outputs(x, samples, generator)
+        each = replace(self._energy, y=y).nll(outputs)
+        return -(torch.logsumexp(-each, 1) - torch.tensor(each.shape[1]).log())
 
     def _sampled(self, samples: int, generator: torch.Generator | None) -> TaskEnergy:
         if samples < 1:
@@ -136,7 +153,7 @@ class Posterior:
         seed = self._seed if generator is None else draw_seed(generator)
         noise = draw_noise(
             seed,
-            (0,),
+            self._keys,
             Stream.PREDICT,
             samples,
             energy.layout.size,
@@ -152,3 +169,55 @@ class Posterior:
                 "the learner was trained since this posterior was made, so its shared weights are "
                 "others now: call learner.adapt again"
             )
+
+
+class Posterior:
+    """What `MetaLearner.adapt` returns: the posterior of one task. See `Posteriors`.
+
+    Attributes:
+        norm_stats: which statistics each batch-norm layer uses.
+        solution: what happened in the solve (None where there were no examples).
+    """
+
+    def __init__(self, task: Posteriors) -> None:
+        self._task = task
+        self.norm_stats = task.norm_stats
+        self.solution = task.solution
+
+    @property
+    def mean(self) -> dict[str, Tensor]:
+        """Posterior means of the adapted weights, by name."""
+        return {n: t[0] for n, t in self._task.mean.items()}
+
+    @property
+    def log_var(self) -> dict[str, Tensor]:
+        """Posterior log-variances of the adapted weights, by name (none for a point)."""
+        return {n: t[0] for n, t in self._task.log_var.items()}
+
+    def sample(
+        self, samples: int = 10, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Draws of the adapted weights by name, (samples, *shape)."""
+        return {n: w[0] for n, w in self._task.sample(samples, generator).items()}
+
+    def outputs(
+        self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The network's outputs for inputs x (M, …) under draws from the posterior: (S, M, …)."""
+        return self._task.outputs(x[None], samples, generator)[0]
+
+    def predict_proba(
+        self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Class probabilities (M, C), averaged over draws from the posterior."""
+        return self._task.predict_proba(x[None], samples, generator)[0]
+
+    def predict(
+        self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the prediction, each shaped as targets of M examples are.
+
+        The variance is that of the outputs over the posterior plus the likelihood's noise.
+        """
+        mean, variance = self._task.predict(x[None], samples, generator)
+        return mean[0], variance[0]

@@ -17,11 +17,11 @@ from ibaml.execution.norm import (
     Moments,
     NormStats,
     Plan,
+    Statistics,
     has_running,
     norm_buffers,
     norm_layers,
     support_buffers,
-    update_running,
     watch_moments,
 )
 from ibaml.execution.vmap import run_vmap, unsafe_layers
@@ -107,12 +107,12 @@ __all__ = [
     "NormStats",
     "Plan",
     "Runner",
+    "Statistics",
     "Strategy",
     "choose",
     "has_running",
     "norm_buffers",
     "norm_layers",
     "support_buffers",
-    "update_running",
     "watch_moments",
 ]

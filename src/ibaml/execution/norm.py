@@ -100,23 +100,50 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
             handle.remove()
 
 
-@torch.no_grad()
-def update_running(model: nn.Module, plan: Mapping[str, NormStats], passes: list[Moments]) -> None:
-    """Move the running statistics once, towards the mean over all passes of one meta-step."""
-    for name, layer in norm_layers(model).items():
-        seen = [p[name] for p in passes if name in p]
-        if not seen or not has_running(layer) or plan.get(name, "batch") == "running":
-            continue
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        mean = torch.stack([m for m, _, _ in seen]).mean(0)
-        # torch's convention: the running variance is the unbiased one
-        var = torch.stack([v * (n / max(n - 1, 1)) for _, v, n in seen]).mean(0)
-        sound = mean.isfinite().all() & var.isfinite().all()
-        rate = 0.1 if layer.momentum is None else layer.momentum
-        if layer.num_batches_tracked is not None:
-            layer.num_batches_tracked += 1
-            if layer.momentum is None:
-                rate = 1.0 / float(layer.num_batches_tracked)
-        layer.running_mean.lerp_(torch.where(sound, mean, layer.running_mean), rate)
-        layer.running_var.lerp_(torch.where(sound, var, layer.running_var), rate)
+class Statistics:
+    """What the batch-norm layers saw in one meta-step, summed over its passes, so that running
+    statistics move once a meta-step however its tasks were spread over calls and processes."""
+
+    def __init__(self, model: nn.Module, plan: Mapping[str, NormStats]) -> None:
+        self._layers = {
+            name: layer
+            for name, layer in norm_layers(model).items()
+            if has_running(layer) and plan.get(name, "batch") != "running"
+        }
+        self._sums = {
+            name: (torch.zeros_like(mean), torch.zeros_like(mean), mean.new_zeros(()))
+            for name, layer in self._layers.items()
+            if (mean := layer.running_mean) is not None
+        }
+
+    def tensors(self) -> list[Tensor]:
+        """The sums themselves, to be added up over processes in place."""
+        return [t for sums in self._sums.values() for t in sums]
+
+    @torch.no_grad()
+    def add(self, passes: list[Moments]) -> None:
+        for moments in passes:
+            for name, (mean, var, n) in moments.items():
+                if name not in self._sums:
+                    continue
+                means, variances, count = self._sums[name]
+                unbiased = var * (n / max(n - 1, 1))  # torch's convention for running variances
+                sound = mean.isfinite().all() & var.isfinite().all()
+                means += torch.where(sound, mean, torch.zeros_like(mean))
+                variances += torch.where(sound, unbiased, torch.zeros_like(var))
+                count += sound
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Move the running statistics once, towards the mean over all passes."""
+        for name, layer in self._layers.items():
+            means, variances, count = self._sums[name]
+            seen = count > 0
+            rate: float | Tensor = 0.1 if layer.momentum is None else layer.momentum
+            if layer.num_batches_tracked is not None:
+                layer.num_batches_tracked += seen
+                if layer.momentum is None:
+                    rate = 1.0 / layer.num_batches_tracked.clamp(min=1)
+            for running, total in ((layer.running_mean, means), (layer.running_var, variances)):
+                assert running is not None
+                running += rate * torch.where(seen, total / count.clamp(min=1) - running, 0.0)
