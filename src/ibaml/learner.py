@@ -194,6 +194,11 @@ class MetaLearner(nn.Module):
             raise RuntimeError("no diagnostics yet: call the learner on a TaskBatch first")
         return self._diagnostics
 
+    @property
+    def strategy(self) -> str:
+        """How weight sets run through the network: ``"loop"``, ``"vmap"`` or ``"head"``."""
+        return self._run.strategy
+
     # --- the meta-loss ---------------------------------------------------------------------------
 
     def forward(self, batch: TaskBatch, generator: torch.Generator | None = None) -> Tensor:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ibaml._version import __version__
+from ibaml.cli import train
 from ibaml.cli.data import app as data
+from ibaml.cli.screen import console
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,7 +28,7 @@ app = typer.Typer(
     Start with [bold]ibaml demo[/bold], which takes about a minute.""",
 )
 app.add_typer(data, name="data")
-console = Console()
+train.command(app)
 
 
 def _version(value: bool) -> None:

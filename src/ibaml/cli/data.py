@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -20,12 +19,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ibaml.cli.screen import console, say, told
 from ibaml.tasks.dataset import Dataset
 
 app = typer.Typer(
     no_args_is_help=True, help="Datasets: list, info, preview, check, get.", rich_markup_mode="rich"
 )
-console = Console()
 
 Spec = Annotated[
     str, typer.Argument(help="A name of `ibaml data list`, an image folder, a zip, or a CSV list.")
@@ -39,35 +38,32 @@ Splits = Annotated[
 Size = Annotated[int, typer.Option(min=4, help="Side of the images of a folder of your own.")]
 
 
-def say(text: object, style: str | None = None) -> None:
-    """Print text that may hold anything, names of files above all."""
-    console.print(str(text), style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """Errors of the data are a person's to mend: a sentence, not a trace."""
-    from ibaml.tasks.download import DownloadError
-
-    try:
-        yield
-    except (ValueError, OSError, DownloadError) as error:
-        say(f"Error: {error}", style="red")
-        raise typer.Exit(1) from error
-
-
 def load(spec: str, root: Path | None, splits: Path | None, size: int) -> Dataset:
     """Open a dataset with a bar while it is decoded for the first time."""
     from ibaml.tasks.catalog import open_data
 
-    columns = (TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("decoding", total=None, visible=False)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, visible=True)
-
+    with decoding() as progress:
         return open_data(spec, root=root, splits=splits, image_size=size, progress=progress)
+
+
+@contextmanager
+def decoding() -> Iterator[Callable[[int, int], None]]:
+    """A bar that appears while a dataset is decoded for the first time, and goes when it is."""
+    columns = (TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task("decoding", total=None)
+
+    def progress(done: int, total: int) -> None:
+        if done < total:
+            bar.start()
+            bar.update(task, completed=done, total=total)
+        else:
+            bar.stop()
+
+    try:
+        yield progress
+    finally:
+        bar.stop()
 
 
 @app.command("list")

@@ -82,11 +82,9 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def watch(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             x = args[0].detach()
-            dims = [d for d in range(x.dim()) if d != 1]
             if not passes or name in passes[-1]:
                 passes.append({})
-            var, mean = torch.var_mean(x, dims, correction=0)
-            passes[-1][name] = (mean, var, x.numel() // x.shape[1])
+            passes[-1][name] = (*_moments(x), x.numel() // x.shape[1])
 
         return watch
 
@@ -98,6 +96,16 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of every channel of x (N, C, …). Norms of the centred values are an
+    order of magnitude faster on a CPU than `torch.var_mean` over several dimensions."""
+    inner = tuple(range(2, x.dim()))
+    mean = x.mean((0, *inner))
+    centred = x - mean.view(-1, *[1] * len(inner))
+    squares = torch.linalg.vector_norm(centred, dim=(0, *inner)).square()
+    return mean, squares / (x.numel() // x.shape[1])
 
 
 class Statistics:

@@ -6,6 +6,7 @@ from ibaml.tasks.catalog import glyphs, open_data
 from ibaml.tasks.dataset import Dataset, feature_vectors
 from ibaml.tasks.episodes import Episodes
 from ibaml.tasks.errors import DataError
+from ibaml.tasks.keyed import EpisodeTasks, SinusoidTasks, TableTasks, TaskSource
 from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
 from ibaml.tasks.synthetic import LinearRegression, Sinusoids
 from ibaml.tasks.table import Table
@@ -14,11 +15,15 @@ __all__ = [
     "Augment",
     "DataError",
     "Dataset",
+    "EpisodeTasks",
     "Episodes",
     "LinearRegression",
+    "SinusoidTasks",
     "Sinusoids",
     "Table",
+    "TableTasks",
     "TaskBatch",
+    "TaskSource",
     "cifar100",
     "cub",
     "feature_vectors",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ibaml.tasks.cache import cached
-from ibaml.tasks.dataset import Dataset
+from ibaml.tasks.dataset import Dataset, feature_vectors
 from ibaml.tasks.download import Remote
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
@@ -102,7 +102,8 @@ def open_data(
     image_size: int = 84,
     progress: Progress | None = None,
 ) -> Dataset:
-    """A dataset by name, or by the path of an image folder, a zip of one, or a CSV list.
+    """A dataset by name, or by the path of an image folder, a zip of one, a CSV list of images, or
+    an .npz of feature vectors x and labels y.
 
     >>> open_data("glyphs").members("test")      # doctest: +SKIP
     """
@@ -120,9 +121,27 @@ def open_data(
     path = Path(spec).expanduser()
     if path.suffix.lower() in (".csv", ".tsv") and path.exists():
         return image_list(path, root=root, image_size=image_size, progress=progress)
+    if path.suffix.lower() == ".npz" and path.exists():
+        return _features(path)
     if path.exists():
         return image_folder(path, splits=splits, image_size=image_size, progress=progress)
     raise DataError(f"{spec!r} is neither a path nor one of {', '.join(CATALOG)}")
+
+
+def _features(path: Path) -> Dataset:
+    """Feature vectors ``x`` and labels ``y`` of an .npz; nothing in it is executed."""
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            missing = [n for n in ("x", "y") if n not in content]
+            if missing:
+                raise DataError(f"{path} has no array {missing[0]!r}: it needs x (N, D) and y (N,)")
+            return feature_vectors(content["x"], content["y"], name=path.stem)
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is no .npz of plain arrays: {error}") from error
 
 
 def glyphs(*, per_class: int = 20, seed: int = 0) -> Dataset:

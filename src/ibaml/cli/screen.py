@@ -1,0 +1,125 @@
+"""How the command line speaks: text as it is, errors as sentences, and a live view of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from ibaml.training.watch import Step
+
+console = Console()
+
+
+def say(text: object, style: str | None = None) -> None:
+    """Print text that may hold anything, names of files above all."""
+    console.print(str(text), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What a person can mend is a sentence, not a trace; the exit status says that it failed."""
+    from ibaml.tasks.download import DownloadError
+    from ibaml.training import TrainingError
+
+    try:
+        yield
+    except (ValueError, OSError, DownloadError, TrainingError, FloatingPointError) as error:
+        say(f"Error: {error}", style="red")
+        raise typer.Exit(1) from error
+
+
+class LiveView:
+    """A progress bar with the figures of the run on a terminal, plain lines elsewhere."""
+
+    def __init__(self, every: int, second: str) -> None:
+        self._every = every
+        self._second = second  # accuracy or rmse
+        self._validation = ""
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._total = 0
+        self._began = time.monotonic()
+        self._tasks = 0
+        self._recent: list[Step] = []
+
+    def started(self, first: int, total: int) -> None:
+        self._total, self._began, self._first = total, time.monotonic(), first
+        if first:
+            say(f"going on after iteration {first} of {total}")
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("[bold]meta-training"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[figures]}", markup=False),
+                console=console,
+            )
+            self._task = self._bar.add_task("train", total=total, completed=first, figures="")
+            self._bar.start()
+
+    def stepped(self, step: Step) -> None:
+        self._tasks += step.tasks
+        self._recent = [*self._recent, step][-self._every :]
+        due = step.step % self._every == 0 or step.step == self._total
+        if self._bar is not None and self._task is not None:
+            if due or len(self._recent) < self._every:
+                self._bar.update(self._task, completed=step.step, figures=self._figures())
+            else:
+                self._bar.update(self._task, completed=step.step)
+        elif due:
+            share = (step.step - self._first) / max(1, self._total - self._first)
+            spent = time.monotonic() - self._began
+            left = spent * (1 - share) / max(share, 1e-9)
+            say(f"{step.step}/{self._total}  {self._figures()}  left {_clock(left)}")
+
+    def _figures(self) -> str:
+        steps = self._recent
+        finite = [s.loss for s in steps if s.loss == s.loss]
+        speed = self._tasks / max(time.monotonic() - self._began, 1e-9)
+        parts = [f"{speed:.3g} tasks/s"]
+        if finite:
+            parts.append(f"loss {sum(finite) / len(finite):.3f}")
+        if self._validation:
+            parts.append(self._validation)
+        residuals = [s.cg_residual for s in steps if s.cg_residual is not None]
+        if residuals:
+            parts.append(f"CG residual {residuals[-1]:.1e}")
+        out, total = sum(s.left_out for s in steps), sum(s.tasks for s in steps)
+        parts.append(f"diverged {100 * out / max(total, 1):.0f} %")
+        return "  ".join(parts)
+
+    def validated(self, step: int, scores: dict[str, float], best: bool) -> None:
+        value = scores[self._second]
+        shown = f"{100 * value:.1f} %" if self._second == "accuracy" else f"{value:.3f}"
+        self._validation = f"val {self._second} {shown} nll {scores['nll']:.3f}"
+        if self._bar is None:
+            say(f"{step}/{self._total}  {self._validation}{'  (best so far)' if best else ''}")
+
+    def told(self, text: str) -> None:
+        say(text, style="dim")
+
+    def ended(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,0 +1,167 @@
+"""``ibaml train``: the settings' table as a command line."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ibaml.cli.screen import LiveView, say, told
+from ibaml.training.settings import (
+    FIELDS,
+    Settings,
+    SettingsError,
+    kind_of,
+    option,
+    read_toml,
+    resolve,
+)
+
+_START = "Start, stop, go on"
+
+
+def command(app: typer.Typer) -> None:
+    """Add the command: one option for every setting."""
+    app.command("train", help=_HELP)(_with_settings(_train))
+
+
+_HELP = """Meta-train a method on a dataset; the result is a run folder.
+
+    [bold]ibaml train[/bold] with no options trains iBaML on glyphs, which need no download.
+
+    Examples:
+
+    ibaml train --data omniglot --ways 20 --shots 1 --out runs/omniglot
+
+    ibaml train --data photos/ --method maml --steps 5 --inner-lr 0.1
+
+    ibaml train --data sinusoids --shots 10
+
+    ibaml train --config run.toml --seed 1
+
+    ibaml train --resume runs/omniglot
+
+    torchrun --nproc-per-node 4 -m ibaml train --data omniglot --out runs/omniglot
+
+    A setting left out takes the default of its method and data; all of them are in RUN/config.toml.
+    Ctrl-C saves and stops; --resume goes on as if nothing had happened. See docs/training.md."""
+
+
+def _train(out: Path | None, config: Path | None, resume: Path | None, **given: Any) -> None:
+    from ibaml import training
+    from ibaml.cli.data import decoding
+    from ibaml.training.processes import who_am_i
+
+    named = {name: value for name, value in given.items() if value is not None}
+    first = who_am_i().first
+
+    def watchers(run: training.Run, learner: Any) -> list[training.Watcher]:
+        second = "rmse" if run.settings.regression else "accuracy"
+        if not resume:
+            _introduce(run, learner)
+        return [LiveView(run.settings.log_every, second)]
+
+    with told():
+        if resume is not None:
+            extra = sorted(set(named) - {"iterations"})
+            if extra or config is not None or out is not None:
+                what = option(extra[0]) if extra else ("--config" if config else "--out")
+                raise SettingsError(
+                    f"{what} does not go with --resume: a run keeps its settings (only "
+                    "--iterations may change)"
+                )
+            with decoding() as progress:
+                run, outcome = training.resume(
+                    resume, iterations=named.get("iterations"), watchers=watchers, progress=progress
+                )
+        else:
+            settings = resolve({**(read_toml(config) if config else {}), **named})
+            if out is None and who_am_i().world > 1:
+                raise SettingsError("--out: name the run folder when several processes train")
+            folder = out if out is not None else free_folder(settings)
+            with decoding() as progress:
+                run, outcome = training.train(
+                    settings, folder, watchers=watchers, progress=progress
+                )
+    if not first:
+        return
+    if outcome.signal is not None:
+        name = signal.Signals(outcome.signal).name
+        say(f"{name}: saved after iteration {outcome.step}. Go on: ibaml train --resume {run.path}")
+        raise typer.Exit(128 + outcome.signal)
+    say(f"done: {run.path}. Next: ibaml evaluate {run.path}")
+
+
+def _introduce(run: Any, learner: Any) -> None:
+    settings: Settings = run.settings
+    what = f"{settings.ways}-way {settings.shots}-shot" if settings.ways else "regression"
+    counts = {
+        role: sum(learner.model.get_parameter(n).numel() for n in getattr(learner.roles, role))
+        for role in ("adapted", "shared")
+    }
+    say(
+        f"{settings.method} on {run.data['name']}, {what}; {settings.model}: "
+        f"{counts['adapted']:,} weights adapted, {counts['shared']:,} shared; "
+        f"execution {learner.strategy}"
+    )
+    say(f"run folder: {run.path}")
+
+
+def free_folder(settings: Settings) -> Path:
+    """runs/DATA-METHOD, with a number where that is taken."""
+    stem = Path(settings.data).stem or "data"
+    size = f"-{settings.ways}w{settings.shots}s" if settings.ways else f"-{settings.shots}s"
+    name = f"{stem}{size}-{settings.method}"
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
+def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
+    """The function with a keyword for every setting, for typer to read."""
+    fixed = {
+        "out": "Run folder (default: runs/DATA-METHOD).",
+        "config": "TOML file of settings; options win over it.",
+        "resume": "Go on with this run folder.",
+    }
+    parameters = []
+    for name, help_ in fixed.items():
+        described = typer.Option(f"--{name}", help=help_, rich_help_panel=_START)
+        parameters.append(_parameter(name, Path | None, described))
+    for name, field in FIELDS.items():
+        kind_, meta = kind_of(name), field.metadata
+        default = field.default if meta["shown"] is None else meta["shown"]
+        if isinstance(default, bool):
+            default = "yes" if default else "no"
+        flag = option(name)
+        described = typer.Option(
+            f"{flag}/--no-{flag[2:]}" if kind_ is bool else flag,
+            help=meta["help"],
+            rich_help_panel=meta["panel"],
+            show_default=False if default is None else str(default),
+        )
+        parameters.append(_parameter(name, kind_ | None, described))
+
+    def wrapper(**values: Any) -> None:
+        function(**values)
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper
+
+
+def _parameter(name: str, kind: Any, described: Any) -> inspect.Parameter:
+    from typing import Annotated
+
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind, described],
+    )

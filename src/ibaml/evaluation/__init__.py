@@ -1,0 +1,29 @@
+"""How good, how calibrated, how sure: figures of predictions, with intervals over tasks."""
+
+from ibaml.evaluation.calibration import Reliability, bin_sums, ece, mce, reliability
+from ibaml.evaluation.compare import paired
+from ibaml.evaluation.intervals import (
+    Interval,
+    bootstrap,
+    bootstrap_difference,
+    mean_interval,
+    t_quantile,
+)
+from ibaml.evaluation.scores import ClassScores, RegressionScores, Scores
+
+__all__ = [
+    "ClassScores",
+    "Interval",
+    "RegressionScores",
+    "Reliability",
+    "Scores",
+    "bin_sums",
+    "bootstrap",
+    "bootstrap_difference",
+    "ece",
+    "mce",
+    "mean_interval",
+    "paired",
+    "reliability",
+    "t_quantile",
+]

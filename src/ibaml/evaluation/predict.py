@@ -1,0 +1,89 @@
+"""How a learner does on tasks: adapt to each, predict its queries, score them; in batches of tasks,
+so that memory stays flat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ibaml.evaluation.scores import ClassScores, RegressionScores, Scores
+from ibaml.execution import NormStats
+from ibaml.learner import MetaLearner
+from ibaml.posterior import Posteriors
+from ibaml.tasks import TaskBatch, TaskSource
+
+_WIDTH = 1.959963984540054  # of a normal's 95 % interval, in standard deviations
+
+
+@torch.no_grad()
+def score_tasks(
+    learner: MetaLearner,
+    tasks: TaskSource,
+    split: str,
+    keys: Sequence[int],
+    *,
+    samples: int = 10,
+    norm_stats: NormStats | None = None,
+    batch: int = 16,
+    progress: Callable[[int], None] | None = None,
+) -> Scores:
+    """Scores of the tasks of these keys.
+
+    Args:
+        samples: Monte-Carlo samples of a prediction.
+        norm_stats: batch norm's statistics, see `MetaLearner.adapt`.
+        batch: tasks at once.
+        progress: told the number of tasks done so far.
+    """
+    if not keys:
+        raise ValueError("keys: at least one task is needed")
+    if batch < 1:
+        raise ValueError(f"batch must be 1 or more, got {batch}")
+    parts: list[Scores] = []
+    done = 0
+    for begin in range(0, len(keys), batch):
+        chunk = keys[begin : begin + batch]
+        for group in tasks.batches(split, chunk):
+            parts.append(score_batch(learner, group, samples, norm_stats))
+        done += len(chunk)
+        if progress is not None:
+            progress(done)
+    return type(parts[0]).join(parts)  # type: ignore[arg-type]
+
+
+def score_batch(
+    learner: MetaLearner,
+    batch: TaskBatch,
+    samples: int = 10,
+    norm_stats: NormStats | None = None,
+) -> Scores:
+    """Scores of one batch of tasks."""
+    posteriors = learner.adapt_all(batch, norm_stats=norm_stats)
+    if batch.query_y.is_floating_point():
+        return _regression(posteriors, batch, samples)
+    probabilities = posteriors.predict_proba(batch.query_x, samples)
+    _finite(probabilities, batch)
+    return ClassScores.of(batch.task_keys, probabilities, batch.query_y)
+
+
+def _regression(posteriors: Posteriors, batch: TaskBatch, samples: int) -> RegressionScores:
+    nll = posteriors.nll(batch.query_x, batch.query_y, samples)
+    mean, variance = posteriors.predict(batch.query_x, samples)
+    _finite(mean, batch)
+    error = (mean - batch.query_y).flatten(1)
+    inside = error.abs() <= _WIDTH * variance.flatten(1).sqrt()
+    per_task = [nll.mean(1), error.square().mean(1), inside.double().mean(1)]
+    nlls, mses, insides = (t.double().cpu().numpy() for t in per_task)
+    count = torch.full((len(batch),), batch.query_y.shape[1]).numpy()
+    return RegressionScores(batch.task_keys, count, nlls, mses, insides)
+
+
+def _finite(predictions: Tensor, batch: TaskBatch) -> None:
+    ill = ~predictions.flatten(1).isfinite().all(1)
+    if bool(ill.any()):
+        key = batch.task_keys[int(ill.nonzero()[0, 0])]
+        raise FloatingPointError(
+            f"the predictions for task {key} are not finite: are the learner's weights sound?"
+        )

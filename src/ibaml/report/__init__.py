@@ -1,0 +1,15 @@
+"""What a person looks at: pictures. Plots import matplotlib when they are drawn, not before."""
+
+from ibaml.report.calibration import draw_reliability, draw_selective
+from ibaml.report.comparison import draw_comparison
+from ibaml.report.episode import draw_episode
+from ibaml.report.fits import Fit, draw_fits
+
+__all__ = [
+    "Fit",
+    "draw_comparison",
+    "draw_episode",
+    "draw_fits",
+    "draw_reliability",
+    "draw_selective",
+]

@@ -1,0 +1,41 @@
+"""What do all pictures share? A blank figure, the colours, and how it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, GREY, RED, GREEN = "#1f5fa8", "#8a8a8a", "#c0392b", "#2e8b57"
+_LINES = (BLUE, "#e08214", GREEN, RED, "#7b4fa3", "#555555", "#17a2b8", "#b5651d")
+
+
+def blank(width: float, height: float) -> Figure:
+    """A figure of its own, in inches: no window, and nobody else's backend is touched."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def line_styles() -> Iterator[tuple[str, str]]:
+    """A colour and a dash for line after line, so that lines differ without colour too."""
+    return zip(cycle(_LINES), cycle(("-", "--", "-.", ":")), strict=False)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a picture whole or not at all."""
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise ValueError(f"{path}: a picture's name ends in .{', .'.join(sorted(kinds))}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".partial{path.suffix}")
+    try:
+        figure.savefig(partial, dpi=130)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path

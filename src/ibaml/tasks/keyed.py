@@ -1,0 +1,174 @@
+"""Tasks of a split by key, whatever they are made of: what training and evaluation read.
+
+A source answers one question: which tasks have these keys? Training tasks depend on the run's seed;
+validation and test tasks do not, so that all runs are judged by the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+from ibaml.tasks.augment import Augment
+from ibaml.tasks.batch import TaskBatch
+from ibaml.tasks.dataset import Dataset
+from ibaml.tasks.episodes import Episodes
+from ibaml.tasks.errors import DataError
+from ibaml.tasks.synthetic import Sinusoids
+from ibaml.tasks.table import Table
+
+
+class TaskSource(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def digest(self) -> str:
+        """Identifies the data, so that a run can say what it was trained on."""
+
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        """Of one input."""
+
+    @property
+    def ways(self) -> int | None:
+        """Classes of a task; None for regression."""
+
+    def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
+        """The tasks of these keys, those of one size in one batch. Task ``key`` is a pure function
+        of (seed, split, key)."""
+
+
+def _seed(split: str, seed: int) -> int:
+    return seed if split == "train" else 0
+
+
+@dataclass(frozen=True)
+class EpisodeTasks:
+    """W-way episodes from a dataset. ``train_shots``: another number of shots for training;
+    ``rotations`` and ``augment`` concern training too."""
+
+    data: Dataset
+    ways: int = 5
+    shots: int = 1
+    queries: int = 15
+    train_shots: int | None = None
+    seed: int = 0
+    rotations: bool = False
+    augment: Augment | None = None
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def name(self) -> str:
+        return self.data.name
+
+    @property
+    def digest(self) -> str:
+        return self.data.digest
+
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return tuple(self.data.examples.shape[1:])
+
+    @cached_property
+    def _made(self) -> dict[str, Episodes]:
+        return {}
+
+    def episodes(self, split: str) -> Episodes:
+        if split not in self._made:
+            train = split == "train"
+            self._made[split] = Episodes(
+                self.data,
+                split,
+                self.ways,
+                (self.train_shots or self.shots) if train else self.shots,
+                self.queries,
+                seed=_seed(split, self.seed),
+                rotations=self.rotations and train,
+                augment=self.augment if train else None,
+                device=self.device,
+                dtype=self.dtype,
+            )
+        return self._made[split]
+
+    def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
+        return [self.episodes(split).batch(keys)]
+
+
+@dataclass(frozen=True)
+class SinusoidTasks:
+    """Sinusoids with ``shots`` examples each."""
+
+    family: Sinusoids = field(default_factory=Sinusoids)
+    shots: int = 5
+    queries: int = 15
+    train_shots: int | None = None
+    seed: int = 0
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    name = "sinusoids"
+    example_shape = (1,)
+    ways = None
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(repr(self.family).encode()).hexdigest()
+
+    def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
+        # every split is a family of its own
+        families = {"train": 3 * _seed(split, self.seed) + 3, "val": 1, "test": 2}
+        if split not in families:
+            raise DataError(f"sinusoids have no split {split!r}: train, val or test")
+        seed = families[split]
+        shots = (self.train_shots or self.shots) if split == "train" else self.shots
+        batch = self.family.batch(seed, keys, shots, self.queries, self.dtype)
+        return [batch.to(self.device)]
+
+
+@dataclass(frozen=True)
+class TableTasks:
+    """Regression tasks of a table: ``shots`` rows to learn from, the others to judge by."""
+
+    table: Table
+    shots: int = 5
+    train_shots: int | None = None
+    seed: int = 0
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    ways = None
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def digest(self) -> str:
+        content = self.table.x.tobytes() + self.table.y.tobytes()
+        return hashlib.sha256(content + repr(self.table.tasks).encode()).hexdigest()
+
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return (self.table.x.shape[1],)
+
+    def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
+        shots = (self.train_shots or self.shots) if split == "train" else self.shots
+        found = self.table.batches(
+            split, keys, shots, seed=_seed(split, self.seed), dtype=self.dtype
+        )
+        return [batch.to(self.device) for batch in found]
+
+
+def has_tasks(source: TaskSource, split: str) -> bool:
+    """Whether there is a task to draw (a small dataset may lack the classes for a split)."""
+    try:
+        return bool(source.batches(split, [0]))
+    except DataError:
+        return False

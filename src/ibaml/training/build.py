@@ -1,0 +1,199 @@
+"""How do settings become tasks, a network, a learner?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ibaml import methods
+from ibaml import nn as backbones
+from ibaml.energy import Gaussian
+from ibaml.learner import MetaLearner
+from ibaml.linalg import ConjugateGradient
+from ibaml.objectives import Abml, Objective, PredictiveNll, QueryNll
+from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG, Solver
+from ibaml.tasks import Augment, EpisodeTasks, SinusoidTasks, Table, TableTasks, TaskSource
+from ibaml.tasks.catalog import open_data
+from ibaml.tasks.sources.decode import Progress
+from ibaml.training.settings import Settings, SettingsError
+
+
+def pick_device(settings: Settings, local_rank: int = 0) -> torch.device:
+    """The device of this process."""
+    if settings.device == "auto":
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    try:
+        device = torch.device(settings.device)
+    except RuntimeError as error:
+        raise SettingsError(f"device {settings.device!r}: {error}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(f"device {settings.device!r}: there is no CUDA device here; use cpu")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        raise SettingsError(
+            f"device {settings.device!r}: there are {torch.cuda.device_count()} devices, 0 first"
+        )
+    return device
+
+
+def pick_dtype(settings: Settings) -> torch.dtype:
+    return {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
+
+
+def open_tasks(
+    settings: Settings, device: torch.device, progress: Progress | None = None
+) -> TaskSource:
+    """The tasks the settings name."""
+    assert settings.shots is not None
+    common: dict[str, Any] = {
+        "shots": settings.shots,
+        "train_shots": settings.train_shots,
+        "seed": settings.seed,
+        "device": device,
+        "dtype": pick_dtype(settings),
+    }
+    if settings.data == "sinusoids":
+        return SinusoidTasks(queries=settings.queries, **common)
+    if settings.target is not None:
+        assert settings.task is not None
+        assert settings.features is not None
+        columns = [c.strip() for c in settings.features.split(",") if c.strip()]
+        table = Table.read(
+            settings.data, task=settings.task, features=columns, target=settings.target
+        )
+        return TableTasks(table, **common)
+    if Path(settings.data).suffix.lower() == ".tsv":
+        raise SettingsError("a table needs task, features and target: name its columns")
+    data = open_data(
+        settings.data,
+        root=settings.root,
+        splits=settings.splits,
+        image_size=settings.image_size,
+        progress=progress,
+    )
+    assert settings.ways is not None
+    crop = data.examples.shape[-1] // 10 if data.is_image else 0
+    return EpisodeTasks(
+        data,
+        settings.ways,
+        queries=settings.queries,
+        rotations=settings.rotations,
+        augment=Augment(crop=crop) if settings.augment else None,
+        **common,
+    )
+
+
+def fit_network(settings: Settings, tasks: TaskSource) -> Settings:
+    """The settings with the network that was not given chosen by the data."""
+    images = len(tasks.example_shape) == 3
+    model = settings.model or ("conv4" if images else "mlp")
+    if model != "mlp" and not images:
+        raise SettingsError(
+            f"model {model} reads images, and one input of {tasks.name} has shape "
+            f"{tasks.example_shape}: use mlp"
+        )
+    if model == "mlp":
+        for name in ("channels", "norm"):
+            if getattr(settings, name) is not None:
+                raise SettingsError(f"{name} is for conv4 and resnet12, and the model is mlp")
+        hidden = settings.hidden or "40,40"
+        _widths(hidden)
+        return replace(settings, model=model, hidden=hidden)
+    if settings.hidden is not None:
+        raise SettingsError(f"hidden is for mlp, and the model is {model}")
+    channels = settings.channels or (32 if model == "conv4" else 64)
+    return replace(settings, model=model, channels=channels, norm=settings.norm or "batch")
+
+
+def _widths(hidden: str) -> list[int]:
+    try:
+        widths = [int(part) for part in hidden.split(",") if part.strip()]
+    except ValueError:
+        widths = [0]
+    if any(w < 1 for w in widths):
+        raise SettingsError(f"hidden must be widths such as 40,40; got {hidden!r}")
+    return widths
+
+
+def build_network(settings: Settings, shape: tuple[int, ...]) -> nn.Module:
+    """The network for inputs of this shape; its start depends on the seed alone."""
+    outputs = settings.ways or 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        if settings.model == "mlp":
+            assert settings.hidden is not None
+            activation: Any = "tanh" if settings.regression else "relu"
+            net: nn.Module = backbones.mlp(
+                prod(shape), outputs, _widths(settings.hidden), activation
+            )
+        else:
+            assert settings.channels is not None
+            norm: Any = settings.norm
+            if settings.model == "conv4":
+                net = backbones.conv4(outputs, settings.channels, shape[0], shape[-1], norm)
+            else:
+                widths = [settings.channels * 2**i for i in range(4)]
+                net = backbones.resnet12(outputs, shape[0], widths, norm)
+    return net.to(pick_dtype(settings))
+
+
+def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
+    """The method the settings describe, around a network."""
+    options: dict[str, Any] = {
+        "adapt": settings.adapt,
+        "tie_head": settings.tie_head,
+        "execution": settings.execution,
+        "solver": _solver(settings),
+        "objective": _objective(settings),
+    }
+    for name in ("samples", "noise", "beta", "init_log_var"):
+        if getattr(settings, name) is not None:
+            options[name] = getattr(settings, name)
+    for name in ("cg_steps", "curvature", "damping", "block", "lam"):
+        if getattr(settings, name) is not None:
+            options[name] = getattr(settings, name)
+    if settings.regression:
+        assert settings.noise_std is not None
+        options["likelihood"] = Gaussian(settings.noise_std, learn=bool(settings.learn_noise))
+    build = getattr(methods, settings.method)
+    learner: MetaLearner = build(network, **options)
+    return learner
+
+
+def _solver(settings: Settings) -> Solver:
+    assert settings.steps is not None
+    if settings.solver == "newton":
+        return NewtonCG(settings.steps, linear_solver=ConjugateGradient(10))
+    assert settings.inner_lr is not None
+    kinds = {"descent": GradientDescent, "natural": NaturalDescent, "adam": Adam}
+    assert settings.solver is not None
+    return kinds[settings.solver](
+        steps=settings.steps, lr=settings.inner_lr, learn_lr=bool(settings.learn_inner_lr)
+    )
+
+
+def _objective(settings: Settings) -> Objective | None:
+    if settings.objective is None:
+        return None
+    if settings.objective == "abml":
+        # one hyper-prior, spread over the training tasks
+        return Abml(tasks=max(1, settings.iterations * settings.tasks))
+    return QueryNll() if settings.objective == "query" else PredictiveNll()
+
+
+def describe_source(tasks: TaskSource) -> dict[str, Any]:
+    """What a run folder keeps of its data."""
+    return {
+        "name": tasks.name,
+        "digest": tasks.digest,
+        "example_shape": list(tasks.example_shape),
+        "ways": tasks.ways,
+    }

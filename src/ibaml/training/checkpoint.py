@@ -1,0 +1,65 @@
+"""How state lies in a file: tensors and a JSON header, checked when read, nothing executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FORMAT = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, or not one of ours."""
+
+
+def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
+    """A safetensors file of the tensors, with the facts and a digest in its header."""
+    from safetensors.torch import save
+
+    # tensors of their own: names that share a tensor are stored twice, and come back the same
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    header = {
+        "format": str(FORMAT),
+        "facts": json.dumps(facts),
+        "digest": _digest(plain, json.dumps(facts)),
+    }
+    return save(plain, header)
+
+
+def unpack(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a file that `pack` made; damage is found."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size])["__metadata__"]
+        tensors = load(content)
+        facts, digest, version = header["facts"], header["digest"], header["format"]
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"it is damaged or no checkpoint of ibaml ({error})") from error
+    if version != str(FORMAT):
+        raise CheckpointError(f"it has format {version}, and this ibaml reads {FORMAT}")
+    if _digest(tensors, facts) != digest:
+        raise CheckpointError("its content does not match its digest")
+    return tensors, json.loads(facts)
+
+
+def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
+    found = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        t = tensors[name]
+        found.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        found.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with PREFIX/, without it."""
+    start = f"{prefix}/"
+    return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}

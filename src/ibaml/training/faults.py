@@ -1,0 +1,115 @@
+"""What is wrong with a run that cannot go on: which quantity, which layer, what to lower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ibaml.diagnostics import Diagnostics
+from ibaml.learner import MetaLearner
+from ibaml.training.settings import Settings
+
+
+class TrainingError(RuntimeError):
+    """A run stopped; the message says why, and what to change."""
+
+
+def diagnose(learner: MetaLearner, settings: Settings) -> str:
+    """Sentences on the last call of the learner and the gradients it left."""
+    found = []
+    try:
+        seen: Diagnostics | None = learner.diagnostics
+    except RuntimeError:
+        seen = None
+    if seen is not None and bool(seen.left_out.any()):
+        found.append(_inner(learner, seen, settings))
+    if worst := _first_ill((n, p.grad) for n, p in learner.named_parameters()):
+        name, value = worst
+        found.append(
+            f"the meta-gradient of {name} is {value}: lower meta_lr (now {settings.meta_lr:g}) or "
+            f"clip (now {settings.clip:g})"
+        )
+    if worst := _first_ill((n, p.detach()) for n, p in learner.named_parameters()):
+        found.append(f"the meta-parameter {worst[0]} is {worst[1]}: go back to a checkpoint")
+    return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in found)
+
+
+def _inner(learner: MetaLearner, seen: Diagnostics, settings: Settings) -> str:
+    """On the tasks that were left out."""
+    out, total = int(seen.left_out.sum()), len(seen.keys)
+    solution = seen.record.solution
+    assert solution is not None
+    reasons = {seen.reason[t].sentence for t in range(total) if bool(seen.left_out[t])}
+    text = f"{out} of {total} tasks were left out of the last iteration"
+    if bool(solution.diverged.any()):
+        text += f": adaptation {' and '.join(sorted(reasons))}"
+        layer = _steepest(learner, solution.gradient, seen.left_out)
+        if layer is not None:
+            text += f", first in {layer}"
+        bayes = settings.init_log_var is not None
+        if settings.inner_lr is not None:
+            text += f"; lower inner_lr (now {settings.inner_lr:g})"
+            if bayes:
+                text += (
+                    f", or raise init_log_var (now {settings.init_log_var:g}), or lower beta (now "
+                    f"{settings.beta:g}): descent needs lr·β·exp(−ρ)/N below 2"
+                )
+        else:
+            text += f"; lower meta_lr (now {settings.meta_lr:g})"
+            text += f" or steps (now {settings.steps})" if settings.steps else ""
+    else:
+        text += (
+            ": adaptation went well and the meta-loss is not finite; are the query data sound? "
+            f"Lower meta_lr (now {settings.meta_lr:g})"
+        )
+    return text
+
+
+def _steepest(learner: MetaLearner, gradient: Tensor | None, out: Tensor) -> str | None:
+    """The weights whose ∇E is not finite, or largest, among the tasks left out."""
+    slots = learner.layout.slots(learner.belief.blocks)
+    if gradient is None or gradient.shape[-1] != slots[-1][2]:
+        return None
+    ill = gradient[out]
+    sizes = {name: ill[:, begin:end].norm() for name, begin, end in slots}
+    for name, size in sizes.items():
+        if not bool(size.isfinite()):
+            return f"{name} (its gradient is not finite)"
+    name = max(sizes, key=lambda n: float(sizes[n]))
+    return f"{name} (‖∇E‖ = {float(sizes[name]):.1e})"
+
+
+def _first_ill(named: Iterable[tuple[str, Tensor | None]]) -> tuple[str, str] | None:
+    for name, tensor in named:
+        if tensor is not None and not bool(torch.isfinite(tensor).all()):
+            return name, "NaN" if bool(tensor.isnan().any()) else "infinite"
+    return None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = str(error)
+    return isinstance(error, RuntimeError) and (
+        "DefaultCPUAllocator" in words or "not enough memory" in words
+    )
+
+
+def what_to_lower(settings: Settings) -> str:
+    """The settings that memory grows with, most effective first."""
+    names = []
+    if settings.micro_batch is None or settings.micro_batch > 1:
+        names.append("micro_batch (results stay the same)")
+    names.append("queries")
+    if settings.samples is not None and settings.samples > 1:
+        names.append("samples")
+    if settings.method in ("maml", "abml") and settings.steps:
+        names.append("steps (or use ibaml or imaml, whose memory does not grow with it)")
+    if settings.adapt != "head":
+        names.append('or use adapt = "head"')
+    if settings.channels is not None:
+        names.append("channels")
+    return ", ".join(names)

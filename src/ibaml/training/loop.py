@@ -1,0 +1,366 @@
+"""The loop: meta-steps, validation, checkpoints, and what to do when something goes wrong."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ibaml.evaluation.predict import score_tasks
+from ibaml.learner import MetaLearner
+from ibaml.seeding import mix
+from ibaml.tasks import TaskSource
+from ibaml.tasks.keyed import has_tasks
+from ibaml.training.checkpoint import under, unpack
+from ibaml.training.faults import TrainingError, diagnose, out_of_memory, what_to_lower
+from ibaml.training.memory import free_bytes, peak_bytes
+from ibaml.training.outer import (
+    Average,
+    build_optimiser,
+    optimiser_tensors,
+    rate_at,
+    restore_optimiser,
+)
+from ibaml.training.processes import Processes
+from ibaml.training.run import Run
+from ibaml.training.settings import Settings
+from ibaml.training.watch import Step, Watcher
+
+_NOISE = 7  # the stream of seeds the meta-steps draw from
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended: at which step, and by which signal, if one stopped it."""
+
+    step: int
+    signal: int | None = None
+
+
+class Trainer:
+    """Trains one learner on one source of tasks, in one run folder (or none).
+
+    Everything an iteration does is a function of the settings, its number, and the state that
+    checkpoints hold: a run does not change when it is interrupted and resumed, when its tasks go
+    through in micro-batches, or when they are spread over processes (but for rounding).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        learner: MetaLearner,
+        tasks: TaskSource,
+        run: Run | None = None,
+        processes: Processes | None = None,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        self.settings = settings
+        self.learner = learner
+        self.tasks = tasks
+        self.run = run
+        self.processes = processes if processes is not None else Processes()
+        self.watchers = list(watchers)
+        self.parameters = list(learner.parameters())
+        self.device = self.parameters[0].device
+        self.optimiser = build_optimiser(settings, self.parameters)
+        self.average = (
+            None if settings.ema is None else Average(settings.ema, learner.named_parameters())
+        )
+        self.step = 0
+        self.best: float | None = None
+        self.faulty = 0  # iterations in a row
+        self._signal = 0
+
+    # --- state -----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that the next iteration depends on."""
+        found = {f"learner/{n}": t for n, t in self.learner.state_dict().items()}
+        found.update((f"optimiser/{n}", t) for n, t in optimiser_tensors(self.optimiser).items())
+        if self.average is not None:
+            found.update((f"average/{n}", t) for n, t in self.average.values.items())
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        updates = 0 if self.average is None else self.average.updates
+        return {"best": self.best, "faulty": self.faulty, "updates": updates}
+
+    def restore(self, content: bytes) -> None:
+        """Go back to a checkpoint."""
+        tensors, facts = unpack(content)
+        self.learner.load_state_dict(under("learner", tensors))
+        restore_optimiser(self.optimiser, under("optimiser", tensors))
+        if self.average is not None:
+            for name, value in under("average", tensors).items():
+                self.average.values[name].copy_(value)
+            self.average.updates = facts["updates"]
+        self.step, self.best, self.faulty = facts["step"], facts["best"], facts["faulty"]
+
+    def save(self) -> None:
+        if self.run is not None and self.processes.first:
+            self.run.save(self.step, self.state(), self.facts())
+
+    # --- one iteration ---------------------------------------------------------------------------
+
+    def gradient(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Leave the meta-gradient of iteration ``step`` (0 is the first) in the parameters.
+
+        Returns the mean loss, the number of tasks that took part, those left out, and the signal
+        any process caught. The gradient is that of all tasks at once: micro-batches and processes
+        add up sums, and the sum is divided by the number of tasks that took part.
+        """
+        settings = self.settings
+        keys = range(step * settings.tasks, (step + 1) * settings.tasks)
+        mine = self.processes.share(keys)
+        like = self.parameters[0]
+        total, kept, out = (like.new_zeros(()) for _ in range(3))
+        caught = like.new_full((), float(self._signal))
+        for p in self.parameters:
+            p.grad = torch.zeros_like(p)
+        self.learner.train()
+        with self.learner.one_meta_step() as statistics:
+            for chunk in _chunks(mine, settings.micro_batch or len(mine)):
+                for batch in self.tasks.batches("train", chunk):
+                    noise = torch.Generator().manual_seed(mix(settings.seed, _NOISE, step))
+                    loss = self.learner(batch, noise)
+                    left = self.learner.diagnostics.left_out.sum()
+                    part = len(batch) - left
+                    (loss * part).backward()
+                    total += torch.where(part > 0, loss.detach() * part, 0.0)
+                    kept += part
+                    out += left
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            self.processes.add_up([*gradients, total, kept, out, caught, *statistics.tensors()])
+        torch._foreach_div_(gradients, kept.clamp(min=1))
+        return total / kept, kept, out, caught
+
+    def advance(self) -> Step:
+        """One meta-iteration."""
+        loss, kept, out, caught = self.gradient(self.step)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        seen = torch.stack([t.to(norm.dtype) for t in (loss, kept, out, caught, norm)]).tolist()
+        rate = rate_at(self.settings, self.step)
+        moved = seen[1] > 0 and seen[4] == seen[4] and seen[4] != float("inf")
+        if moved:
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
+            self.optimiser.step()
+            if self.average is not None:
+                self.average.update()
+        self.step += 1
+        sound = moved and 2 * seen[2] <= seen[1] + seen[2]
+        self.faulty = 0 if sound else self.faulty + 1
+        self._signal = max(self._signal, int(seen[3]))
+        report = Step(
+            self.step, seen[0], int(seen[1] + seen[2]), int(seen[2]), seen[4], moved, rate
+        )
+        wanted = self.step % self.settings.log_every == 0 or self.step == self.settings.iterations
+        return self._with_diagnostics(report) if wanted else report
+
+    def _with_diagnostics(self, report: Step) -> Step:
+        """What the last call of this process saw inside its tasks."""
+        try:
+            seen = self.learner.diagnostics
+        except RuntimeError:  # this process has no tasks
+            return report
+        residual, norms = seen.cg_residual, seen.gradient_norm
+        return replace(
+            report,
+            cg_residual=None if residual is None else float(residual.nanmean()),
+            inner_gradient=None
+            if norms is None
+            else {name: float(n.nanmean()) for name, n in norms.items()},
+        )
+
+    # --- the run ---------------------------------------------------------------------------------
+
+    def train(self) -> Outcome:
+        """Go on from where the state is to the last iteration."""
+        settings = self.settings
+        self.fit_memory()
+        validates = settings.val_every > 0 and has_tasks(self.tasks, "val")
+        self._tell("started", self.step, settings.iterations)
+        if settings.val_every > 0 and not validates:
+            self._tell("told", f"{self.tasks.name} has no validation tasks of this size: none done")
+        try:
+            with self._signals():
+                return self._loop(validates)
+        finally:
+            self._tell("ended")
+
+    def _loop(self, validates: bool) -> Outcome:
+        settings = self.settings
+        saved = self.step
+        while self.step < settings.iterations:
+            try:
+                report = self.advance()
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                raise TrainingError(
+                    f"out of memory in iteration {self.step + 1} ({_first_line(error)}): lower "
+                    f"{what_to_lower(settings)}"
+                ) from error
+            self._tell("stepped", report)
+            if self.faulty >= settings.patience:
+                self._give_up(saved)
+            last = self.step == settings.iterations
+            if validates and (self.step % settings.val_every == 0 or last):
+                self.validate()
+            if self.step % settings.checkpoint_every == 0 or last or self._signal:
+                self._refuse_ill()
+                self.save()
+                saved = self.step
+            if self._signal:
+                return Outcome(self.step, self._signal)
+        return Outcome(self.step)
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Scores on the validation tasks; the best weights so far are kept."""
+        keys = self.processes.share(range(self.settings.val_tasks))
+        averaged = nullcontext() if self.average is None else self.average.in_place()
+        with averaged:
+            sums = {"nll": 0.0, "tasks": 0.0}
+            second = "rmse" if self.settings.regression else "accuracy"
+            sums[second] = 0.0
+            for row in self._validation_rows(keys):
+                sums["nll"] += row["nll"]
+                sums[second] += row["mse" if second == "rmse" else "accuracy"]
+                sums["tasks"] += 1
+            values = torch.tensor(list(sums.values()), dtype=torch.float64, device=self.device)
+            self.processes.add_up([values])
+            found = dict(zip(sums, values.tolist(), strict=True))
+            count = found.pop("tasks")
+            result = {name: value / count for name, value in found.items()}
+            if second == "rmse":
+                result["rmse"] = result["rmse"] ** 0.5
+            best = result["nll"] < (float("inf") if self.best is None else self.best)
+            if best:
+                self.best = result["nll"]
+                if self.run is not None and self.processes.first:
+                    weights = {f"learner/{n}": t for n, t in self.learner.state_dict().items()}
+                    self.run.save_best(self.step, weights, {"validation": result})
+        self._tell("validated", self.step, result, best)
+        return result
+
+    def _validation_rows(self, keys: Sequence[int]) -> list[dict[str, int | float]]:
+        if not keys:
+            return []
+        at_once = min(self.settings.micro_batch or 16, 16)
+        try:
+            scores = score_tasks(self.learner, self.tasks, "val", keys, batch=at_once)
+        except FloatingPointError as error:  # the next steps may mend it, or patience will end
+            self._tell("told", f"validation: {error}")
+            return [{"nll": math.nan, "mse": math.nan, "accuracy": math.nan}]
+        return scores.rows()
+
+    def _give_up(self, saved: int) -> None:
+        what = diagnose(self.learner, self.settings)
+        kept = f"The last good checkpoint is that of iteration {saved}." if self.run else ""
+        raise TrainingError(
+            f"stopped: {self.faulty} faulty iterations in a row (patience). {what} {kept}".strip()
+        )
+
+    def _refuse_ill(self) -> None:
+        """Never write weights that are not finite over good ones."""
+        if not all(bool(p.isfinite().all()) for p in self.parameters):
+            raise TrainingError(f"stopped. {diagnose(self.learner, self.settings)}")
+
+    def _tell(self, what: str, *words: Any) -> None:
+        for watcher in self.watchers:
+            getattr(watcher, what)(*words)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """A first Ctrl-C or SIGTERM asks for an end after this iteration; a second one is obeyed at
+        once."""
+
+        def ask(number: int, _: Any) -> None:
+            self._signal = number
+            signal.signal(number, before.get(number) or signal.SIG_DFL)
+
+        before: dict[int, Any] = {}
+        try:
+            for wanted in (signal.SIGINT, signal.SIGTERM):
+                before[wanted] = signal.signal(wanted, ask)
+        except ValueError:  # not the main thread: signals are somebody else's
+            pass
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    def fit_memory(self) -> None:
+        """Estimate a meta-step's memory from one task and two; choose the micro-batch where none
+        was given, and refuse what cannot fit."""
+        mine = len(self.processes.share(range(self.settings.tasks)))
+        free = free_bytes(self.device)
+        if free is None or self.step >= self.settings.iterations:
+            return
+        if self.device.type != "cuda":
+            free //= self.processes.local_world
+        one, two = (self._probe(n) for n in (1, 2))
+        each = max(two - one, 1)
+        fixed = max(one - each, 0)
+        wanted = min(self.settings.micro_batch or mine, max(mine, 1))
+        fits = int((0.9 * free - fixed) / each)
+        if fits < 1 or (self.settings.micro_batch is not None and fits < wanted):
+            raise TrainingError(
+                f"{wanted if fits >= 1 else 1} task(s) at once need about "
+                f"{_size(fixed + each * (wanted if fits >= 1 else 1))} and {_size(free)} are free: "
+                f"lower {what_to_lower(self.settings)}"
+            )
+        chosen = min(wanted, fits)
+        if chosen < mine:
+            self._tell("told", f"{mine} tasks go through {chosen} at a time")
+        self.settings = replace(self.settings, micro_batch=max(chosen, 1))
+        self._tell(
+            "told",
+            f"memory: about {_size(fixed + each * chosen)} for {chosen} task(s) at once, "
+            f"{_size(free)} free",
+        )
+
+    def _probe(self, count: int) -> int:
+        self.learner.eval()  # no statistics
+        batches = self.tasks.batches("train", range(count))
+
+        def meta_gradient() -> None:
+            for batch in batches:
+                self.learner(batch, torch.Generator().manual_seed(0)).backward()
+
+        try:
+            return peak_bytes(meta_gradient, self.device)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            raise TrainingError(
+                f"{count} task(s) do not fit into memory ({_first_line(error)}): lower "
+                f"{what_to_lower(self.settings)}"
+            ) from error
+        finally:
+            for p in self.parameters:
+                p.grad = None
+            self.learner.train()
+
+
+def _chunks(keys: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for begin in range(0, len(keys), max(size, 1)):
+        yield keys[begin : begin + size]
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,99 @@
+"""How the prior moves: the optimiser, how its step size falls, and the average of the iterates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ibaml.training.settings import Settings
+
+_OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "rmsprop": torch.optim.RMSprop,
+    "radam": torch.optim.RAdam,
+    "nadam": torch.optim.NAdam,
+    "adagrad": torch.optim.Adagrad,
+}
+
+
+def build_optimiser(
+    settings: Settings, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"lr": settings.meta_lr, "weight_decay": settings.weight_decay}
+    if settings.momentum is not None:
+        options["momentum"] = settings.momentum
+    return _OPTIMISERS[settings.optimiser](list(parameters), **options)
+
+
+def rate_at(settings: Settings, step: int) -> float:
+    """The step size of iteration ``step`` (0 is the first), a function of it alone."""
+    assert settings.meta_lr is not None
+    if step < settings.warmup:
+        return settings.meta_lr * (step + 1) / settings.warmup
+    share = (step - settings.warmup) / max(1, settings.iterations - settings.warmup)
+    if settings.schedule == "constant":
+        return settings.meta_lr
+    if settings.schedule == "linear":
+        return settings.meta_lr * (1 - share)
+    return settings.meta_lr * (1 + math.cos(math.pi * share)) / 2
+
+
+class Average:
+    """An exponential moving average of parameters, corrected for its start: after n updates it
+    weighs the iterates by decay^(n−i), whatever n is."""
+
+    def __init__(self, decay: float, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        self.decay = decay
+        self.updates = 0
+        self._live = dict(named)
+        self.values = {name: p.detach().clone() for name, p in self._live.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.updates += 1
+        weight = (1 - self.decay) / (1 - self.decay**self.updates) if self.decay < 1 else (
+            1 / self.updates
+        )  # fmt: skip
+        for name, value in self.values.items():
+            value.lerp_(self._live[name].detach(), weight)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The parameters hold their average for a while."""
+        live = {name: p.detach().clone() for name, p in self._live.items()}
+        self._fill(self.values)
+        try:
+            yield
+        finally:
+            self._fill(live)
+
+    @torch.no_grad()
+    def _fill(self, values: dict[str, Tensor]) -> None:
+        for name, parameter in self._live.items():
+            parameter.copy_(values[name])
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's memory as named tensors: INDEX/NAME."""
+    found = {}
+    for index, memory in optimiser.state_dict()["state"].items():
+        for name, value in memory.items():
+            found[f"{index}/{name}"] = torch.as_tensor(value)
+    return found
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Give the optimiser its memory back; its settings are those it was built with."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in tensors.items():
+        index, _, name = key.partition("/")
+        # NAdam keeps a 0-dimensional product, every optimiser its step: tensors all
+        state.setdefault(int(index), {})[name] = value
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})

@@ -1,0 +1,103 @@
+"""Which process does what: tasks are split over processes, and their sums added up.
+
+torchrun starts the processes and says in the environment which is which; one process alone is the
+same code with nothing to add up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    restarts: int = 0  # of torchrun's elastic agent
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def share(self, keys: Sequence[int]) -> Sequence[int]:
+        """The keys this process works on: neighbours, as even as can be."""
+        begin = len(keys) * self.rank // self.world
+        end = len(keys) * (self.rank + 1) // self.world
+        return keys[begin:end]
+
+    @torch.no_grad()
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Sum tensors of one dtype over all processes, in place, in one message."""
+        if self.world == 1 or not tensors:
+            return
+        flat = torch.cat([t.detach().reshape(-1) for t in tensors])
+        dist.all_reduce(flat)
+        for t, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            t.copy_(part.view_as(t))
+
+    def from_first(self, content: bytes | None, device: torch.device) -> bytes | None:
+        """The first process's bytes (or None), in every process."""
+        if self.world == 1:
+            return content
+        size = torch.tensor([-1 if content is None else len(content)], device=device)
+        dist.broadcast(size, 0)
+        if int(size) < 0:
+            return None
+        if content is not None:
+            data = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+        else:
+            data = torch.empty(int(size), dtype=torch.uint8, device=device)
+        dist.broadcast(data, 0)
+        return data.cpu().numpy().tobytes()
+
+    def all_agree(self, sound: bool, device: torch.device) -> bool:
+        """Whether something is true in every process."""
+        if self.world == 1:
+            return sound
+        flag = torch.tensor([1 if sound else 0], device=device)
+        dist.all_reduce(flag, dist.ReduceOp.MIN)
+        return bool(flag.item())
+
+
+def who_am_i() -> Processes:
+    """This process as torchrun's environment describes it; alone where there is none."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return Processes()
+    return Processes(
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+        int(os.environ.get("LOCAL_RANK", 0)),
+        int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+    )
+
+
+@contextmanager
+def joined(processes: Processes, device: torch.device) -> Iterator[None]:
+    """Join the group for a while (gloo on CPUs, NCCL on GPUs)."""
+    if processes.world == 1:
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # a process that waits this long waits for one that died
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10)
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

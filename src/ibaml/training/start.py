@@ -1,0 +1,177 @@
+"""How a run begins: anew from settings, or again from its folder; how a learner is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ibaml.learner import MetaLearner
+from ibaml.tasks import TaskSource
+from ibaml.tasks.sources.decode import Progress
+from ibaml.training.build import (
+    build_learner,
+    build_network,
+    describe_source,
+    fit_network,
+    open_tasks,
+    pick_device,
+)
+from ibaml.training.checkpoint import under
+from ibaml.training.loop import Outcome, Trainer
+from ibaml.training.processes import Processes, joined, who_am_i
+from ibaml.training.run import Run, RunError, check_writable, create_run, open_run
+from ibaml.training.settings import Settings
+from ibaml.training.watch import JsonLines, TensorBoard, Watcher
+
+Watchers = Callable[[Run, MetaLearner], Sequence[Watcher]]
+
+
+def train(
+    settings: Settings,
+    out: str | Path,
+    *,
+    watchers: Watchers = lambda run, learner: (),
+    progress: Progress | None = None,
+) -> tuple[Run, Outcome]:
+    """Train from settings in a new run folder; under torchrun, in as many processes as it started.
+
+    >>> train(resolve({"data": "sinusoids", "iterations": 100}), "runs/waves")    # doctest: +SKIP
+    """
+    processes = who_am_i()
+    out = Path(out)
+    if processes.restarts and (out / "config.json").exists():
+        return resume(out, watchers=watchers, progress=progress)  # torchrun started us again
+    device = _prepare(settings, processes)
+    tasks = open_tasks(settings, device, progress)
+    tasks.batches("train", [0])  # too few classes or examples: said now
+    settings = fit_network(settings, tasks)
+    learner = build_learner(settings, build_network(settings, tasks.example_shape)).to(device)
+    with joined(processes, device):
+        run = _in_first(
+            processes, device, lambda: create_run(out, settings, describe_source(tasks))
+        )
+        run = run or Run(out, settings, describe_source(tasks))
+        return run, _go(run, learner, tasks, processes, watchers, None)
+
+
+def resume(
+    path: str | Path,
+    *,
+    iterations: int | None = None,
+    watchers: Watchers = lambda run, learner: (),
+    progress: Progress | None = None,
+) -> tuple[Run, Outcome]:
+    """Go on with a run from its newest sound checkpoint.
+
+    Args:
+        iterations: the new end (the schedule is then that of the longer run).
+    """
+    processes = who_am_i()
+    run = open_run(path)
+    if iterations is not None:
+        run = replace(run, settings=replace(run.settings, iterations=iterations))
+    settings = run.settings
+    device = _prepare(settings, processes)
+    tasks = open_tasks(settings, device, progress)
+    if tasks.digest != run.data["digest"]:
+        raise RunError(
+            f"{settings.data} is not what {run.path} was trained on: its digest is "
+            f"{tasks.digest[:12]} and was {str(run.data['digest'])[:12]}; bring the same data "
+            "back, or train anew"
+        )
+    learner = build_learner(settings, build_network(settings, tasks.example_shape)).to(device)
+    with joined(processes, device):
+        found, told = run.newest() if processes.first else (None, [])
+        content = processes.from_first(found, device)
+        return run, _go(run, learner, tasks, processes, watchers, content, told)
+
+
+def _prepare(settings: Settings, processes: Processes) -> torch.device:
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    return pick_device(settings, processes.local_rank)
+
+
+def _in_first(processes: Processes, device: torch.device, make: Callable[[], Run]) -> Run | None:
+    """Do something in the first process; every process learns whether it worked."""
+    made: Run | None = None
+    error: Exception | None = None
+    if processes.first:
+        try:
+            made = make()
+        except Exception as caught:
+            error = caught
+    if not processes.all_agree(error is None, device):
+        raise error or RunError("the first process could not make the run folder")
+    return made
+
+
+def _go(
+    run: Run,
+    learner: MetaLearner,
+    tasks: TaskSource,
+    processes: Processes,
+    watchers: Watchers,
+    content: bytes | None,
+    told: Sequence[str] = (),
+) -> Outcome:
+    if not processes.first:
+        trainer = Trainer(run.settings, learner, tasks, run, processes)
+        if content is not None:
+            trainer.restore(content)
+        return trainer.train()
+    check_writable(run)
+    with run.held():
+        every = run.settings.log_every
+        logs: list[Watcher] = [JsonLines(run.path / "log.jsonl", every)]
+        if run.settings.tensorboard:
+            logs.append(TensorBoard(run.path / "tensorboard", every))
+        everyone = [*watchers(run, learner), *logs]
+        trainer = Trainer(run.settings, learner, tasks, run, processes, everyone)
+        if content is not None:
+            trainer.restore(content)
+        for sentence in told:
+            for watcher in everyone:
+                watcher.told(sentence)
+        return trainer.train()
+
+
+def load(
+    path: str | Path, *, which: str = "best", device: torch.device | str = "cpu"
+) -> MetaLearner:
+    """A trained learner from a run folder; nothing in it is executed.
+
+    Args:
+        which: ``"best"``, the weights with the best validation nll (the last where nothing was
+            validated), or ``"last"``.
+
+    >>> learner = ibaml.load("runs/demo")                                         # doctest: +SKIP
+    >>> learner.adapt(x, y).predict_proba(new_x)                                  # doctest: +SKIP
+    """
+    if which not in ("best", "last"):
+        raise ValueError(f'which must be "best" or "last", got {which!r}')
+    return load_run(open_run(path), which, device)[0]
+
+
+def load_run(
+    run: Run, which: str = "best", device: torch.device | str = "cpu"
+) -> tuple[MetaLearner, int]:
+    """The learner of a run, and the iteration its weights are from."""
+    shape = tuple(int(n) for n in run.data["example_shape"])
+    learner = build_learner(run.settings, build_network(run.settings, shape))
+    tensors, facts, path = run.weights(which)
+    weights = under("learner", tensors)
+    weights.update(
+        # the average stands for the weights it averages
+        (name, value)
+        for name, value in under("average", tensors).items()
+    )
+    try:
+        learner.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunError(f"{path} does not fit the settings of {run.path}: {error}") from error
+    learner.eval()
+    return learner.to(device), int(facts["step"])

@@ -1,0 +1,128 @@
+"""Who is told what happens in a run: log files here, the screen in `cli`."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ibaml.files import write_whole
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one meta-iteration did.
+
+    Attributes:
+        loss: mean meta-loss of the tasks that took part.
+        tasks, left_out: tasks of the iteration, and those of them that took no part.
+        gradient_norm: of the meta-gradient, before it was clipped.
+        moved: whether the optimiser took its step.
+        cg_residual: mean relative residual of the linear solves (implicit methods).
+        inner_gradient: mean ‖∇E‖ at the solutions, for each block.
+        rate: the optimiser's step size.
+    """
+
+    step: int
+    loss: float
+    tasks: int
+    left_out: int
+    gradient_norm: float
+    moved: bool
+    rate: float
+    cg_residual: float | None = None
+    inner_gradient: dict[str, float] | None = None
+
+
+class Watcher(Protocol):
+    def started(self, first: int, total: int) -> None:
+        """Steps ``first`` … ``total`` are to come."""
+
+    def stepped(self, step: Step) -> None:
+        """Called after every step."""
+
+    def validated(self, step: int, scores: dict[str, float], best: bool) -> None: ...
+
+    def told(self, text: str) -> None:
+        """A sentence for a person."""
+
+    def ended(self) -> None: ...
+
+
+class JsonLines:
+    """``log.jsonl``: one JSON object a line, every ``every`` steps. A resumed run keeps the lines
+    up to the step it goes on from."""
+
+    def __init__(self, path: Path, every: int) -> None:
+        self._path = path
+        self._every = every
+        self._began = time.monotonic()
+        self._total = 0
+
+    def started(self, first: int, total: int) -> None:
+        self._total = total
+        kept = []
+        if self._path.exists():
+            for line in self._path.read_text().splitlines():
+                try:
+                    if json.loads(line).get("step", 0) <= first:
+                        kept.append(line)
+                except ValueError:  # a line cut short when the process was killed
+                    continue
+        write_whole(self._path, "".join(f"{line}\n" for line in kept))
+
+    def _write(self, content: dict[str, Any]) -> None:
+        content["seconds"] = round(time.monotonic() - self._began, 3)
+        with self._path.open("a") as file:
+            file.write(json.dumps(content) + "\n")
+
+    def stepped(self, step: Step) -> None:
+        if step.step % self._every == 0 or step.step == self._total or not step.moved:
+            self._write({k: v for k, v in asdict(step).items() if v is not None})
+
+    def validated(self, step: int, scores: dict[str, float], best: bool) -> None:
+        self._write({"step": step, **{f"val_{k}": v for k, v in scores.items()}, "best": best})
+
+    def told(self, text: str) -> None:
+        self._write({"note": text})
+
+    def ended(self) -> None:
+        pass
+
+
+class TensorBoard:
+    """The same figures for TensorBoard."""
+
+    def __init__(self, path: Path, every: int) -> None:
+        self._path = path
+        self._every = every
+        self._writer: Any = None
+
+    def started(self, first: int, total: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._path), purge_step=first + 1)
+
+    def stepped(self, step: Step) -> None:
+        if step.step % self._every:
+            return
+        for name in ("loss", "gradient_norm", "rate", "cg_residual"):
+            value = getattr(step, name)
+            if value is not None:
+                self._writer.add_scalar(f"train/{name}", value, step.step)
+        self._writer.add_scalar("train/diverged", step.left_out / step.tasks, step.step)
+        for block, value in (step.inner_gradient or {}).items():
+            self._writer.add_scalar(f"inner_gradient/{block}", value, step.step)
+
+    def validated(self, step: int, scores: dict[str, float], best: bool) -> None:
+        for name, value in scores.items():
+            self._writer.add_scalar(f"val/{name}", value, step)
+
+    def told(self, text: str) -> None:
+        pass
+
+    def ended(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
