@@ -1,0 +1,128 @@
+"""Pictures: written whole or not at all, and they show what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from ibaml.evaluation import ClassScores, Interval
+from ibaml.report import (
+    Fit,
+    draw_comparison,
+    draw_episode,
+    draw_fits,
+    draw_reliability,
+    draw_selective,
+)
+from test_scores import classes, regression
+
+RED, GREEN = (0xC0, 0x39, 0x2B), (0x2E, 0x8B, 0x57)
+
+
+def episode(ways: int = 3, queries: int = 2) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    return torch.zeros(ways, 1, 1, 8, 8), torch.ones(ways, queries, 1, 8, 8), ["a", "b", "c$"]
+
+
+def fit() -> Fit:
+    x = torch.linspace(0, 1, 9)[:, None]
+    return Fit("1 example", x, x.sin(), x, x, x[:1], x[:1])
+
+
+DRAW = {
+    "fits": lambda path: draw_fits([("iBaML", [fit()])], path, "h"),
+    "episode": lambda path: draw_episode(*episode(), path, "h"),
+    "reliability": lambda path: draw_reliability({"A": classes(), "B": classes(1)}, path, "h"),
+    "selective": lambda path: draw_selective({"A $x": classes(), "B": classes(1)}, path, "h"),
+    "comparison": lambda path: draw_comparison({"A $x": classes().summary()}, path, "h"),
+    "regression": lambda path: draw_comparison({"A": regression().summary()}, path, "h"),
+}
+
+
+def pixels(path) -> np.ndarray:
+    return np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+
+
+def count(path, colour: tuple[int, int, int]) -> int:
+    return int((pixels(path) == colour).all(-1).sum())
+
+
+@pytest.mark.parametrize("kind", DRAW)
+def test_a_picture_is_written(kind, tmp_path):
+    path = tmp_path / "new" / "picture.png"
+    assert DRAW[kind](path) == path
+    assert pixels(path).std() > 5
+    assert [p.name for p in path.parent.iterdir()] == ["picture.png"]
+
+
+def test_a_failure_leaves_the_old_picture(tmp_path, monkeypatch):
+    path = tmp_path / "picture.png"
+    path.write_bytes(b"old")
+
+    def fail(figure, where, **options):
+        where.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(OSError, match="disk full"):
+        DRAW["selective"](path)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["picture.png"]
+
+
+@pytest.mark.parametrize("name", ["picture", "picture.xyz"])
+def test_an_unknown_kind_of_picture_is_named(name, tmp_path):
+    with pytest.raises(ValueError, match=rf"{name}: a picture's name ends in .*\.png"):
+        DRAW["fits"](tmp_path / name)
+
+
+def test_importing_the_room_imports_no_matplotlib():
+    code = "import ibaml.report, sys; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+class TestEpisode:
+    def draw(self, tmp_path, answers):
+        probabilities = 0.1 + 0.7 * torch.nn.functional.one_hot(torch.tensor(answers), 3)
+        return draw_episode(*episode(), tmp_path / "e.png", "h", probabilities=probabilities)
+
+    def test_green_where_right_and_red_where_wrong(self, tmp_path):
+        right = self.draw(tmp_path, [[0, 0], [1, 1], [2, 2]])
+        assert (count(right, GREEN) > 1000, count(right, RED)) == (True, 0)
+        wrong = self.draw(tmp_path, [[1, 1], [0, 0], [0, 0]])
+        assert (count(wrong, GREEN), count(wrong, RED) > 1000) == (0, True)
+        plain = DRAW["episode"](tmp_path / "plain.png")
+        assert (count(plain, GREEN), count(plain, RED)) == (0, 0)
+
+    @pytest.mark.parametrize("shape", [(3, 1, 3), (2, 2, 3), (3, 2, 2), (3, 2)])
+    def test_a_wrong_shape_is_named(self, shape, tmp_path):
+        with pytest.raises(ValueError, match=r"probabilities must be .* \(3, 2, 3 or more\)"):
+            draw_episode(*episode(), tmp_path / "e.png", "h", probabilities=torch.rand(shape))
+
+
+@pytest.mark.parametrize("draw", [draw_reliability, draw_selective])
+def test_scores_that_are_no_classification_are_named(draw, tmp_path):
+    with pytest.raises(ValueError, match="'B' are RegressionScores"):
+        draw({"A": classes(), "B": regression()}, tmp_path / "p.png", "h")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        draw({}, tmp_path / "p.png", "h")
+
+
+def test_one_task_alone_can_be_drawn(tmp_path):
+    one = ClassScores.of([0], torch.tensor([[[0.9, 0.1], [1.0, 0.0]]]), torch.tensor([[0, 1]]))
+    draw_reliability({"A": one}, tmp_path / "r.png", "h")
+    draw_comparison({"A": one.summary(), "B": classes().summary()}, tmp_path / "c.png", "h")
+
+
+class TestComparison:
+    def test_figures_that_differ_are_named(self, tmp_path):
+        one = Interval(0.5, 0.4, 0.6)
+        with pytest.raises(ValueError, match="'A' and 'B' differ in 'nll'"):
+            draw_comparison({"A": {"ece": one, "nll": one}, "B": {"ece": one}}, tmp_path, "h")
+        with pytest.raises(ValueError, match="nothing to draw"):
+            draw_comparison({}, tmp_path / "c.png", "h")
