@@ -15,9 +15,10 @@ from ibaml.gradient import FirstOrder, Implicit, Record, Reptile, Unrolled, impl
 from ibaml.learner import MetaLearner
 from ibaml.linalg import ConjugateGradient, Dense, Neumann, Reason
 from ibaml.objectives import Abml, PredictiveNll, QueryNll
-from ibaml.posterior import Posterior
+from ibaml.posterior import Posterior, Posteriors
 from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
 from ibaml.tasks import TaskBatch
+from ibaml.training.start import load
 
 __all__ = [
     "Abml",
@@ -37,6 +38,7 @@ __all__ = [
     "Neumann",
     "NewtonCG",
     "Posterior",
+    "Posteriors",
     "PredictiveNll",
     "QueryNll",
     "Reason",
@@ -47,6 +49,7 @@ __all__ = [
     "__version__",
     "implicit_solve",
     "linalg",
+    "load",
     "methods",
     "nn",
     "objectives",

@@ -50,20 +50,22 @@ def load(spec: str, root: Path | None, splits: Path | None, size: int) -> Datase
 def decoding() -> Iterator[Callable[[int, int], None]]:
     """A bar that appears while a dataset is decoded for the first time, and goes when it is."""
     columns = (TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task("decoding", total=None)
+    bars: list[Progress] = []
 
     def progress(done: int, total: int) -> None:
-        if done < total:
-            bar.start()
-            bar.update(task, completed=done, total=total)
-        else:
-            bar.stop()
+        if not bars:
+            bars.append(Progress(*columns, console=console, transient=True))
+            bars[0].add_task("decoding", total=total)
+            bars[0].start()
+        bars[0].update(bars[0].task_ids[0], completed=done, total=total)
+        if done >= total:
+            bars.pop().stop()
 
     try:
         yield progress
     finally:
-        bar.stop()
+        for bar in bars:
+            bar.stop()
 
 
 @app.command("list")
@@ -170,7 +172,7 @@ def check(
     console.print(f"classes in no split: {len(found.unassigned)}")
     for split in data.splits:
         try:
-            floor = nearest_centroid(data, split, ways, shots, queries)
+            floor = float(nearest_centroid(data, split, ways, shots, queries).mean())
         except ValueError as error:
             say(f"{split}: {error}")
         else:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from ibaml.cli.options import with_options
 from ibaml.cli.screen import LiveView, say, told
-from ibaml.training.settings import (
-    FIELDS,
-    Settings,
-    SettingsError,
-    kind_of,
-    option,
-    read_toml,
-    resolve,
-)
+from ibaml.training.settings import Settings, SettingsError, option, read_toml, resolve
 
-_START = "Start, stop, go on"
+_START: dict[str, Any] = {"rich_help_panel": "Start, stop, go on"}
 
 
 def command(app: typer.Typer) -> None:
     """Add the command: one option for every setting."""
-    app.command("train", help=_HELP)(_with_settings(_train))
+    app.command("train", help=_HELP)(with_options(_train, Settings))
 
 
 _HELP = """Meta-train a method on a dataset; the result is a run folder.
@@ -51,7 +42,18 @@ _HELP = """Meta-train a method on a dataset; the result is a run folder.
     Ctrl-C saves and stops; --resume goes on as if nothing had happened. See docs/training.md."""
 
 
-def _train(out: Path | None, config: Path | None, resume: Path | None, **given: Any) -> None:
+def _train(
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder (default: runs/DATA-METHOD).", **_START)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file of settings; options win over it.", **_START)
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with this run folder.", **_START)
+    ] = None,
+    **given: Any,
+) -> None:
     from ibaml import training
     from ibaml.cli.data import decoding
     from ibaml.training.processes import who_am_i
@@ -121,47 +123,3 @@ def free_folder(settings: Settings) -> Path:
         number += 1
         folder = Path("runs") / f"{name}-{number}"
     return folder
-
-
-def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """The function with a keyword for every setting, for typer to read."""
-    fixed = {
-        "out": "Run folder (default: runs/DATA-METHOD).",
-        "config": "TOML file of settings; options win over it.",
-        "resume": "Go on with this run folder.",
-    }
-    parameters = []
-    for name, help_ in fixed.items():
-        described = typer.Option(f"--{name}", help=help_, rich_help_panel=_START)
-        parameters.append(_parameter(name, Path | None, described))
-    for name, field in FIELDS.items():
-        kind_, meta = kind_of(name), field.metadata
-        default = field.default if meta["shown"] is None else meta["shown"]
-        if isinstance(default, bool):
-            default = "yes" if default else "no"
-        flag = option(name)
-        described = typer.Option(
-            f"{flag}/--no-{flag[2:]}" if kind_ is bool else flag,
-            help=meta["help"],
-            rich_help_panel=meta["panel"],
-            show_default=False if default is None else str(default),
-        )
-        parameters.append(_parameter(name, kind_ | None, described))
-
-    def wrapper(**values: Any) -> None:
-        function(**values)
-
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapper
-
-
-def _parameter(name: str, kind: Any, described: Any) -> inspect.Parameter:
-    from typing import Annotated
-
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind, described],
-    )

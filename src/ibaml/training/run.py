@@ -114,7 +114,11 @@ class Run:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the folder: no two processes train in it."""
-        with (self.path / ".lock").open("w") as file:
+        try:
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -153,10 +157,7 @@ def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:
         write_whole(path / "config.toml", write_toml(settings))
         write_whole(path / "config.json", json.dumps(config, indent=2) + "\n")
     except OSError as error:
-        raise RunError(
-            f"the run folder {path} cannot be written ({error.strerror or error}): choose another "
-            "--out"
-        ) from error
+        raise _unwritable(path, error) from error
     return Run(path, settings, dict(data))
 
 
@@ -191,16 +192,23 @@ def open_run(path: str | Path) -> Run:
     return Run(path, settings, data)
 
 
-def check_writable(run: Run) -> None:
-    """Find out before the first step that checkpoints can be written."""
+def prepare_folder(run: Run) -> None:
+    """Find out before the first step that checkpoints can be written; sweep away what a killed
+    process left half written."""
     try:
+        for left in run.checkpoints.glob(".*-*"):
+            left.unlink(missing_ok=True)
         write_whole(run.checkpoints / ".probe", b"")
         os.unlink(run.checkpoints / ".probe")
     except OSError as error:
-        raise RunError(
-            f"the run folder {run.path} cannot be written ({error.strerror or error}): give it "
-            "back its permissions, or copy it elsewhere"
-        ) from error
+        raise _unwritable(run.path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"the run folder {path} cannot be written ({error.strerror or error}): give it back its "
+        "permissions, or choose another place"
+    )
 
 
 def _revision() -> str | None:

@@ -28,7 +28,7 @@ class SettingsError(ValueError):
     """A setting is unknown, of the wrong kind, or contradicts another; the message names it."""
 
 
-def _set(
+def setting(
     default: Any,
     help: str,
     panel: str,
@@ -66,160 +66,164 @@ class Settings:
     """A training run. `resolve` makes one; ``None`` means that a setting does not apply."""
 
     # --- tasks
-    data: str = _set(
+    data: str = setting(
         "glyphs", "A name of `ibaml data list`, sinusoids, an image folder or zip, a CSV list of "
         "images, an .npz of features x and labels y, or a table (with --target).", _DATA
     )  # fmt: skip
-    root: str | None = _set(None, "Where a named dataset's files lie.", _DATA, shown="$IBAML_DATA")
-    splits: str | None = _set(None, "JSON file of class splits for a folder of your own.", _DATA)
-    image_size: int = _set(84, "Side of the images of a folder of your own.", _DATA, least=4)
-    task: str | None = _set(None, "Table: the column that names the task.", _DATA)
-    features: str | None = _set(None, "Table: the input columns, comma-separated.", _DATA)
-    target: str | None = _set(None, "Table: the column to predict.", _DATA)
-    ways: int | None = _set(None, "Classes of a task (W).", _DATA, least=2, shown="5")
-    shots: int | None = _set(
+    root: str | None = setting(
+        None, "Where a named dataset's files lie.", _DATA, shown="$IBAML_DATA"
+    )
+    splits: str | None = setting(None, "JSON file of class splits for a folder of your own.", _DATA)
+    image_size: int = setting(84, "Side of the images of a folder of your own.", _DATA, least=4)
+    task: str | None = setting(None, "Table: the column that names the task.", _DATA)
+    features: str | None = setting(None, "Table: the input columns, comma-separated.", _DATA)
+    target: str | None = setting(None, "Table: the column to predict.", _DATA)
+    ways: int | None = setting(None, "Classes of a task (W).", _DATA, least=2, shown="5")
+    shots: int | None = setting(
         None, "Examples a class (or, in regression, a task).", _DATA, least=1,
         shown="1; regression 5",
     )  # fmt: skip
-    queries: int = _set(15, "Queries a class (or a task) of a training task.", _DATA, least=1)
-    train_shots: int | None = _set(
+    queries: int = setting(15, "Queries a class (or a task) of a training task.", _DATA, least=1)
+    train_shots: int | None = setting(
         None, "Other shots in training than in the test (Reptile likes more).", _DATA, least=1,
         shown="shots; reptile: more",
     )  # fmt: skip
-    rotations: bool = _set(False, "Count quarter turns of a training class as classes.", _DATA)
-    augment: bool = _set(False, "Flip and shift training images.", _DATA)
+    rotations: bool = setting(False, "Count quarter turns of a training class as classes.", _DATA)
+    augment: bool = setting(False, "Flip and shift training images.", _DATA)
 
     # --- network
-    model: str | None = _set(
+    model: str | None = setting(
         None,
         "conv4, resnet12 or mlp.",
         _NET,
         choices=("conv4", "resnet12", "mlp"),
         shown="by the data",
     )
-    channels: int | None = _set(
+    channels: int | None = setting(
         None, "Channels of conv4, or of resnet12's first block.", _NET, least=1, shown="32; 64"
     )
-    hidden: str | None = _set(None, "Hidden widths of mlp, comma-separated.", _NET, shown="40,40")
-    norm: str | None = _set(
-        None, "Normalisation of conv4 and resnet12: batch, group or none.", _NET, choices=("batch", "group", "none"),
-        shown="batch",
+    hidden: str | None = setting(
+        None, "Hidden widths of mlp, comma-separated.", _NET, shown="40,40"
+    )
+    norm: str | None = setting(
+        None, "Normalisation of conv4 and resnet12: batch, group or none.", _NET,
+        choices=("batch", "group", "none"), shown="batch",
     )  # fmt: skip
 
     # --- method
-    method: str = _set(
+    method: str = setting(
         "ibaml", "ibaml, abml, imaml, maml, fomaml, reptile: see `ibaml methods`.", _METHOD,
         choices=METHODS,
     )  # fmt: skip
-    adapt: str | None = _set(
+    adapt: str | None = setting(
         None, "Which weights a task adapts: all, head, or a pattern over their names.", _METHOD,
         shown="head for ibaml and imaml, else all",
     )  # fmt: skip
-    tie_head: bool = _set(
+    tie_head: bool = setting(
         False, "One prior row for all classes: a prior for any number of them.", _METHOD
     )
-    solver: str | None = _set(
+    solver: str | None = setting(
         None, "newton converges in a few steps; descent takes exactly K; also natural, adam.",
         _METHOD, choices=("newton", "descent", "natural", "adam"),
         shown="newton for an implicit head, else descent",
     )  # fmt: skip
-    steps: int | None = _set(
-        None, "K, the adaptation steps.", _METHOD, least=0, shown="newton 3, else 5"
+    steps: int | None = setting(
+        None, "K, the adaptation steps.", _METHOD, least=0, shown="newton 8, else 5"
     )
-    inner_lr: float | None = _set(
+    inner_lr: float | None = setting(
         None, "α, the step size of adaptation (not of newton).", _METHOD, above=0,
         shown="0.1; adam 0.01",
     )  # fmt: skip
-    learn_inner_lr: bool | None = _set(
+    learn_inner_lr: bool | None = setting(
         None, "Meta-learn α, one for each weight tensor.", _METHOD, only=_UNROLLED, shown="no"
     )
-    cg_steps: int | None = _set(
+    cg_steps: int | None = setting(
         None, "L, conjugate-gradient steps of the implicit gradient.", _METHOD, least=1,
         only=_IMPLICIT, shown="8",
     )  # fmt: skip
-    curvature: str | None = _set(
+    curvature: str | None = setting(
         None, "H: ggn is safe; energy is exact; lemma is the paper's.", _METHOD,
         choices=("ggn", "energy", "lemma"), only=_IMPLICIT, shown="ggn",
     )  # fmt: skip
-    damping: float | None = _set(
+    damping: float | None = setting(
         None, "μ, relative to the prior's precision.", _METHOD, least=0, only=_IMPLICIT, shown="0"
     )
-    block: str | None = _set(
+    block: str | None = setting(
         None, "all, or mean: curvature of the loss for the means alone.", _METHOD,
         choices=("all", "mean"), only=("ibaml",), shown="all",
     )  # fmt: skip
-    samples: int | None = _set(
+    samples: int | None = setting(
         None, "S, Monte-Carlo samples of the energy.", _METHOD, least=1, only=_GAUSSIAN, shown="4"
     )
-    noise: str | None = _set(
+    noise: str | None = setting(
         None, "independent, or antithetic pairs.", _METHOD, choices=("independent", "antithetic"),
         only=_GAUSSIAN, shown="antithetic",
     )  # fmt: skip
-    beta: float | None = _set(
+    beta: float | None = setting(
         None, "β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.", _METHOD, above=0,
-        only=_GAUSSIAN, shown="0.01",
+        only=_GAUSSIAN, shown="0.002 for a head, else 0.01",
     )  # fmt: skip
-    init_log_var: float | None = _set(
+    init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
-        only=_GAUSSIAN, shown="-3 for a head, else -6",
+        only=_GAUSSIAN, shown="-5 for a head, else -6",
     )  # fmt: skip
-    lam: float | None = _set(
+    lam: float | None = setting(
         None, "λ of the proximal term, on the mean nll.", _METHOD, above=0, only=("imaml",),
         shown="0.05",
     )  # fmt: skip
-    objective: str | None = _set(
-        None, "The meta-loss: query (nll), predictive (nll of the averaged prediction) or abml.", _METHOD,
-        choices=("query", "predictive", "abml"),
+    objective: str | None = setting(
+        None, "The meta-loss: query (nll), predictive (nll of the averaged prediction) or abml.",
+        _METHOD, choices=("query", "predictive", "abml"),
         only=("ibaml", "abml", "imaml", "maml", "fomaml"), shown="query; abml: abml",
     )  # fmt: skip
-    noise_std: float | None = _set(
+    noise_std: float | None = setting(
         None, "σ of the observations, in regression.", _METHOD, above=0, shown="0.3"
     )
-    learn_noise: bool | None = _set(None, "Meta-learn σ.", _METHOD, shown="yes; reptile no")
+    learn_noise: bool | None = setting(None, "Meta-learn σ.", _METHOD, shown="yes; reptile no")
 
     # --- meta-training
-    iterations: int = _set(2000, "Meta-iterations.", _OUTER, least=0)
-    tasks: int = _set(4, "Tasks of a meta-iteration, over all processes.", _OUTER, least=1)
-    micro_batch: int | None = _set(
+    iterations: int = setting(2000, "Meta-iterations.", _OUTER, least=0)
+    tasks: int = setting(8, "Tasks of a meta-iteration, over all processes.", _OUTER, least=1)
+    micro_batch: int | None = setting(
         None, "Tasks at once in memory; the result does not change.", _OUTER, least=1,
         shown="as many as fit",
     )  # fmt: skip
-    optimiser: str = _set(
+    optimiser: str = setting(
         "adam", "adam, adamw, sgd, rmsprop, radam, nadam, adagrad.", _OUTER,
         choices=("adam", "adamw", "sgd", "rmsprop", "radam", "nadam", "adagrad"),
     )  # fmt: skip
-    meta_lr: float | None = _set(
-        None, "Step size of the optimiser.", _OUTER, above=0, shown="0.003; reptile with sgd 1"
+    meta_lr: float | None = setting(
+        None, "Step size of the optimiser.", _OUTER, above=0, shown="0.01 for a head, else 0.003"
     )
-    momentum: float | None = _set(None, "Of sgd and rmsprop.", _OUTER, least=0, shown="0")
-    weight_decay: float = _set(0.0, "Of the optimiser.", _OUTER, least=0)
-    schedule: str = _set(
+    momentum: float | None = setting(None, "Of sgd and rmsprop.", _OUTER, least=0, shown="0")
+    weight_decay: float = setting(0.0, "Of the optimiser.", _OUTER, least=0)
+    schedule: str = setting(
         "cosine", "How the step size falls: constant, linear or cosine.", _OUTER,
         choices=("constant", "linear", "cosine"),
     )  # fmt: skip
-    warmup: int = _set(0, "Iterations over which the step size rises first.", _OUTER, least=0)
-    clip: float = _set(10.0, "Largest norm of the meta-gradient.", _OUTER, above=0)
-    ema: float | None = _set(
+    warmup: int = setting(0, "Iterations over which the step size rises first.", _OUTER, least=0)
+    clip: float = setting(10.0, "Largest norm of the meta-gradient.", _OUTER, above=0)
+    ema: float | None = setting(
         None, "Average the meta-parameters with this decay, e.g. 0.99.", _OUTER, above=0, most=1,
         shown="off",
     )  # fmt: skip
 
     # --- run
-    seed: int = _set(0, "Of the network's start, the tasks and the noise.", _RUN, least=0)
-    device: str = _set("auto", "auto, cpu, cuda or cuda:N.", _RUN)
-    dtype: str = _set("float32", "float32 or float64.", _RUN, choices=("float32", "float64"))
-    threads: int | None = _set(None, "CPU threads of a process.", _RUN, least=1, shown="torch's")
-    execution: str = _set(
+    seed: int = setting(0, "Of the network's start, the tasks and the noise.", _RUN, least=0)
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", _RUN)
+    dtype: str = setting("float32", "float32 or float64.", _RUN, choices=("float32", "float64"))
+    threads: int | None = setting(None, "CPU threads of a process.", _RUN, least=1, shown="torch's")
+    execution: str = setting(
         "auto", "auto, loop (the oracle), vmap or head.", _RUN,
         choices=("auto", "loop", "vmap", "head"),
     )  # fmt: skip
-    val_every: int = _set(200, "Validate after so many iterations; 0: never.", _RUN, least=0)
-    val_tasks: int = _set(100, "Validation tasks.", _RUN, least=1)
-    checkpoint_every: int = _set(200, "Save after so many iterations.", _RUN, least=1)
-    keep: int = _set(3, "Checkpoints to keep, besides the best.", _RUN, least=1)
-    log_every: int = _set(20, "Log after so many iterations.", _RUN, least=1)
-    tensorboard: bool = _set(True, "Write TensorBoard files.", _RUN)
-    patience: int = _set(
+    val_every: int = setting(200, "Validate after so many iterations; 0: never.", _RUN, least=0)
+    val_tasks: int = setting(100, "Validation tasks.", _RUN, least=1)
+    checkpoint_every: int = setting(200, "Save after so many iterations.", _RUN, least=1)
+    keep: int = setting(3, "Checkpoints to keep, besides the best.", _RUN, least=1)
+    log_every: int = setting(20, "Log after so many iterations.", _RUN, least=1)
+    tensorboard: bool = setting(True, "Write TensorBoard files.", _RUN)
+    patience: int = setting(
         20, "Stop after so many faulty iterations in a row (diverged tasks, gradients that are not "
         "finite).", _RUN, least=1,
     )  # fmt: skip
@@ -230,7 +234,6 @@ class Settings:
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
-_HINTS = typing.get_type_hints(Settings)
 
 
 def option(name: str) -> str:
@@ -238,9 +241,9 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def kind_of(name: str) -> type:
-    """int, float, bool or str."""
-    hint = _HINTS[name]
+def kind_of(table: type, name: str) -> type:
+    """The kind of a setting of a table: int, float, bool or str."""
+    hint = typing.get_type_hints(table)[name]
     if isinstance(hint, types.UnionType):
         hint = next(t for t in typing.get_args(hint) if t is not type(None))
     return typing.cast(type, hint)
@@ -296,16 +299,17 @@ def resolve(given: Mapping[str, Any]) -> Settings:
         if name not in FIELDS:
             raise SettingsError(f"there is no setting {name!r}{near(name, FIELDS)}")
         if value is not None:
-            chosen[name] = _checked(name, value)
+            chosen[name] = checked(Settings, name, value)
     method = chosen.get("method", "ibaml")
     _refuse_unread(chosen, method)
     values = {**_defaults(chosen, method), **chosen}
     return Settings(**values)
 
 
-def _checked(name: str, value: Any) -> Any:
+def checked(table: type, name: str, value: Any) -> Any:
     """A value of the right kind and in range."""
-    kind, meta = kind_of(name), FIELDS[name].metadata
+    kind = kind_of(table, name)
+    meta = table.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
@@ -399,9 +403,9 @@ def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
     values: dict[str, Any] = {
         "adapt": adapt,
         "solver": solver,
-        "steps": 3 if solver == "newton" else 5,
+        "steps": 8 if solver == "newton" else 5,
         "shots": 5 if regression else 1,
-        "meta_lr": 3e-3,
+        "meta_lr": 0.01 if head else 0.003,
     }
     if not regression:
         values["ways"] = 5
@@ -417,7 +421,12 @@ def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
     if method == "ibaml":
         values["block"] = "all"
     if method in _GAUSSIAN:
-        values.update(samples=4, noise="antithetic", beta=0.01, init_log_var=-3.0 if head else -6.0)
+        values.update(
+            samples=4,
+            noise="antithetic",
+            beta=0.002 if head else 0.01,
+            init_log_var=-5.0 if head else -6.0,
+        )
     if method == "imaml":
         values["lam"] = 0.05
     if method != "reptile":

@@ -22,7 +22,7 @@ from ibaml.training.build import (
 from ibaml.training.checkpoint import under
 from ibaml.training.loop import Outcome, Trainer
 from ibaml.training.processes import Processes, joined, who_am_i
-from ibaml.training.run import Run, RunError, check_writable, create_run, open_run
+from ibaml.training.run import Run, RunError, create_run, open_run, prepare_folder
 from ibaml.training.settings import Settings
 from ibaml.training.watch import JsonLines, TensorBoard, Watcher
 
@@ -123,8 +123,8 @@ def _go(
         if content is not None:
             trainer.restore(content)
         return trainer.train()
-    check_writable(run)
     with run.held():
+        prepare_folder(run)
         every = run.settings.log_every
         logs: list[Watcher] = [JsonLines(run.path / "log.jsonl", every)]
         if run.settings.tensorboard:

@@ -1,0 +1,149 @@
+"""``ibaml evaluate`` and ``ibaml compare``: how good is a run, and which of several is better?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ibaml.cli.data import decoding
+from ibaml.cli.options import with_options
+from ibaml.cli.screen import console, say, told
+
+_METRICS = {
+    "accuracy": ("accuracy", 100, 1, " %"),
+    "nll": ("nll", 1, 3, ""),
+    "brier": ("Brier", 1, 3, ""),
+    "ece": ("ECE", 100, 1, " %"),
+    "mce": ("MCE", 100, 1, " %"),
+    "rmse": ("RMSE", 1, 3, ""),
+    "coverage": ("in 95 % interval", 100, 1, " %"),
+}
+
+
+def commands(app: typer.Typer) -> None:
+    """Add both commands: one option for every part of the protocol."""
+    from ibaml.assessment import Protocol
+
+    app.command("evaluate")(with_options(evaluate, Protocol))
+    app.command("compare")(with_options(compare, Protocol))
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder of `ibaml train`.")],
+    out: Annotated[Path | None, typer.Option(help="Default: RUN/evaluation.")] = None,
+    **given: Any,
+) -> None:
+    """Test a run on new tasks: accuracy and nll with 95 % intervals over tasks, calibration (ECE,
+    MCE, Brier), pictures, and a line per task.
+
+    ECE and MCE: top label, 15 bins of equal width. See docs/evaluation.md.
+    """
+    from ibaml.assessment import Protocol, assess, write_assessment
+    from ibaml.training import open_run
+
+    with told():
+        protocol = Protocol.of(given)
+        found_run = open_run(run)
+        with decoding() as decoded, counting(protocol.tasks) as count:
+            found = assess(found_run, protocol, told=count, progress=decoded)
+        facts = {"run": str(run), "protocol": vars(protocol), "data": found.source.name}
+        files = write_assessment(found, out or run / "evaluation", facts)
+    title = f"{found_run.settings.method} on {found.source.name}, {_tasks(protocol)}"
+    column = "" if "" in found.scores else "norm_stats"
+    show({name: s.summary() for name, s in found.scores.items()}, title, column)
+    for file in files:
+        say(f"  {file}")
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Two or more run folders.")],
+    out: Annotated[Path, typer.Option(help="Where table and picture go.")] = Path("runs/compare"),
+    **given: Any,
+) -> None:
+    """Test several runs on the same tasks: every figure, and its difference from the first run,
+    task by task, with 95 % intervals."""
+    from ibaml.assessment import Protocol, assess, comparable, differences, write_comparison
+    from ibaml.training import open_run
+
+    with told():
+        if len(runs) < 2:
+            raise ValueError("compare needs two run folders or more")
+        protocol = Protocol.of(given)
+        opened = {name: open_run(path) for name, path in _names(runs).items()}
+        comparable(list(opened.values()), protocol)
+        scores = {}
+        for name, run in opened.items():
+            with decoding() as decoded, counting(protocol.tasks, name) as count:
+                found = assess(run, protocol, beside=False, told=count, progress=decoded)
+                scores[name] = found.main
+        title = f"{_tasks(protocol)}, the same for all"
+        files = write_comparison(scores, out, {"protocol": vars(protocol)}, title)
+    show({name: s.summary() for name, s in scores.items()}, title)
+    show(differences(scores), f"minus {next(iter(opened))} (* interval leaves 0 out)", sign="+")
+    for file in files:
+        say(f"  {file}")
+
+
+def _tasks(protocol: Any) -> str:
+    return f"{protocol.tasks:,} {protocol.split} tasks"
+
+
+def _names(runs: list[Path]) -> dict[str, Path]:
+    """Short names that tell the folders apart."""
+    short = [path.name or str(path) for path in runs]
+    if len(set(short)) < len(short):
+        short = [str(path) for path in runs]
+    if len(set(short)) < len(short):
+        raise ValueError("the same run is named twice")
+    return dict(zip(short, runs, strict=True))
+
+
+def show(
+    rows: Mapping[str, Mapping[str, Any]], title: str, column: str = "", sign: str = ""
+) -> None:
+    """A table of figures with their intervals (± where it is symmetric)."""
+    table = Table(title=title, padding=(0, 1, 0, 0))
+    table.add_column(column, no_wrap=True)
+    metrics = list(next(iter(rows.values())))
+    for metric in metrics:
+        table.add_column(_METRICS[metric][0], justify="right")
+    for name, summary in rows.items():
+        table.add_row(name, *(written(summary[metric], metric, sign) for metric in metrics))
+    console.print(table, markup=False)
+
+
+def written(found: Any, metric: str, sign: str = "") -> str:
+    """A figure and its 95 % interval, on two lines."""
+    _, scale, digits, unit = _METRICS[metric]
+    value, low, high = (scale * n for n in (found.value, found.low, found.high))
+    star = " *" if sign and (found.low > 0 or found.high < 0) else ""
+    text = f"{value:{sign}.{digits}f}"
+    if abs((high - value) - (value - low)) < 0.5 * 10**-digits:
+        return f"{text}{unit}{star}\n± {high - value:.{digits}f}"
+    return f"{text}{unit}{star}\n{low:.{digits}f} … {high:.{digits}f}"
+
+
+@contextmanager
+def counting(tasks: int, label: str = "") -> Iterator[Any]:
+    """A bar for each protocol that is evaluated."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    known: dict[str, Any] = {}
+    with Progress(*columns, console=console, transient=True) as bar:
+
+        def count(name: str, done: int) -> None:
+            if name not in known:
+                known[name] = bar.add_task(f"testing {label} {name}".strip(), total=tasks)
+            bar.update(known[name], completed=done)
+
+        yield count

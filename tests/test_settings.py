@@ -1,0 +1,102 @@
+"""Settings: what is filled in, what is refused and in which words, and the way through TOML."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ibaml.training.settings import (
+    FIELDS,
+    METHODS,
+    Settings,
+    SettingsError,
+    kind_of,
+    read_toml,
+    resolve,
+    write_toml,
+)
+
+
+@pytest.mark.parametrize("data", ["glyphs", "sinusoids"])
+@pytest.mark.parametrize("method", METHODS)
+def test_resolved_settings_survive_toml_and_resolve_to_themselves(method, data, tmp_path):
+    settings = resolve({"method": method, "data": data, "seed": 3})
+    file = tmp_path / "config.toml"
+    file.write_text(write_toml(settings))
+    assert resolve(read_toml(file)) == settings
+
+
+@given(st.text(min_size=1, max_size=30).filter(lambda t: t.isprintable()))
+def test_any_path_survives_toml(tmp_path_factory, name):
+    file = tmp_path_factory.mktemp("toml") / "config.toml"
+    file.write_text(write_toml(resolve({"root": name})))
+    assert read_toml(file)["root"] == name
+
+
+def test_the_method_decides_what_was_not_given():
+    ours, maml = resolve({}), resolve({"method": "maml"})
+    assert (ours.adapt, ours.solver, ours.curvature) == ("head", "newton", "ggn")
+    assert (maml.adapt, maml.solver, maml.steps) == ("all", "descent", 5)
+    assert maml.samples is None
+    assert maml.lam is None
+    assert resolve({"method": "ibaml", "inner_lr": 0.1}).solver == "descent"
+    assert resolve({"data": "sinusoids"}).ways is None
+
+
+@pytest.mark.parametrize(
+    ("given_", "words"),
+    [
+        ({"wayz": 5}, "wayz.*did you mean ways"),
+        ({"method": "mamml"}, "method.*mamml.*did you mean maml"),
+        ({"ways": "five"}, "ways must be a whole number"),
+        ({"ways": 1}, "ways must be 2 or more"),
+        ({"meta_lr": 0.0}, "meta_lr must be above 0"),
+        ({"meta_lr": float("nan")}, "meta_lr must be finite"),
+        ({"ema": 1.5}, "ema must be 1 or less"),
+        ({"rotations": 1}, "rotations must be true or false"),
+        ({"iterations": True}, "iterations must be a whole number"),
+        ({"method": "maml", "cg_steps": 3}, "cg_steps is read by ibaml, imaml"),
+        ({"method": "maml", "samples": 3}, "samples is read by ibaml, abml"),
+        ({"method": "ibaml", "lam": 1.0}, "lam is read by imaml"),
+        ({"method": "maml", "solver": "newton"}, "newton cannot be unrolled"),
+        ({"method": "imaml", "solver": "natural"}, "natural moves log-variances"),
+        ({"solver": "newton", "inner_lr": 0.1}, "inner_lr is not read by solver newton"),
+        ({"method": "imaml", "curvature": "lemma"}, "lemma is written for ibaml"),
+        ({"method": "reptile", "adapt": "head"}, "reptile has no gradient for shared"),
+        ({"method": "imaml", "objective": "abml"}, "objective abml needs a Gaussian"),
+        ({"data": "sinusoids", "ways": 5}, "ways is for classification"),
+        ({"noise_std": 0.1}, "noise_std is for regression"),
+        ({"target": "life"}, "a table needs task and features too"),
+        ({"model": "mlp", "norm": "batch"}, "norm is for conv4"),
+        ({"model": "conv4", "hidden": "8"}, "hidden is for mlp"),
+        ({"momentum": 0.9}, "momentum is for sgd and rmsprop"),
+        ({"warmup": 50, "iterations": 10}, "warmup .50. is longer"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(given_, words):
+    with pytest.raises(SettingsError, match=words):
+        resolve(given_)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ways = ", "no TOML"),
+        ("[task]\nways = 5", "is a table; settings are flat"),
+        ("wasy = 5", "wasy.*did you mean ways"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(text, words, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=f"(?s)run.toml.*{words}"):
+        read_toml(file)
+    with pytest.raises(SettingsError, match=r"nothing\.toml"):
+        read_toml(tmp_path / "nothing.toml")
+
+
+def test_every_setting_is_described_and_its_default_is_of_its_kind():
+    for name, field in FIELDS.items():
+        assert field.metadata["help"], name
+        assert field.default is None or isinstance(field.default, kind_of(Settings, name)), name
