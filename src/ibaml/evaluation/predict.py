@@ -72,6 +72,7 @@ def _regression(posteriors: Posteriors, batch: TaskBatch, samples: int) -> Regre
     nll = posteriors.nll(batch.query_x, batch.query_y, samples)
     mean, variance = posteriors.predict(batch.query_x, samples)
     _finite(mean, batch)
+    _finite(nll, batch)
     error = (mean - batch.query_y).flatten(1)
     inside = error.abs() <= _WIDTH * variance.flatten(1).sqrt()
     per_task = [nll.mean(1), error.square().mean(1), inside.double().mean(1)]

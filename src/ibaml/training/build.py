@@ -194,6 +194,7 @@ def describe_source(tasks: TaskSource) -> dict[str, Any]:
     return {
         "name": tasks.name,
         "digest": tasks.digest,
+        "origin": tasks.data.digest if isinstance(tasks, EpisodeTasks) else None,
         "example_shape": list(tasks.example_shape),
         "ways": tasks.ways,
     }

@@ -116,29 +116,34 @@ class Trainer:
         add up sums, and the sum is divided by the number of tasks that took part.
         """
         settings = self.settings
-        keys = range(step * settings.tasks, (step + 1) * settings.tasks)
-        mine = self.processes.share(keys)
+        mine = self.processes.share(range(step * settings.tasks, (step + 1) * settings.tasks))
         like = self.parameters[0]
-        total, kept, out = (like.new_zeros(()) for _ in range(3))
+        sums = like.new_zeros(3)  # of losses, of tasks that took part, of tasks left out
         caught = like.new_full((), float(self._signal))
         for p in self.parameters:
             p.grad = torch.zeros_like(p)
         self.learner.train()
         with self.learner.one_meta_step() as statistics:
             for chunk in _chunks(mine, settings.micro_batch or len(mine)):
-                for batch in self.tasks.batches("train", chunk):
-                    noise = torch.Generator().manual_seed(mix(settings.seed, _NOISE, step))
-                    loss = self.learner(batch, noise)
-                    left = self.learner.diagnostics.left_out.sum()
-                    part = len(batch) - left
-                    (loss * part).backward()
-                    total += torch.where(part > 0, loss.detach() * part, 0.0)
-                    kept += part
-                    out += left
+                sums += self._add_gradient(chunk, mix(settings.seed, _NOISE, step))
             gradients = [p.grad for p in self.parameters if p.grad is not None]
-            self.processes.add_up([*gradients, total, kept, out, caught, *statistics.tensors()])
+            self.processes.add_up([*gradients, sums, caught, *statistics.tensors()])
+        total, kept, out = sums.unbind()
         torch._foreach_div_(gradients, kept.clamp(min=1))
         return total / kept, kept, out, caught
+
+    def _add_gradient(self, keys: Sequence[int], seed: int) -> Tensor:
+        """Add the gradients of these tasks, summed over them. (Nothing of one micro-batch lives on
+        when the next begins.)"""
+        sums = self.parameters[0].new_zeros(3)
+        for batch in self.tasks.batches("train", keys):
+            loss = self.learner(batch, torch.Generator().manual_seed(seed))
+            out = self.learner.diagnostics.left_out.sum()
+            kept = len(batch) - out
+            (loss * kept).backward()
+            zero = torch.zeros_like(loss)
+            sums += torch.stack([torch.where(kept > 0, loss.detach() * kept, zero), kept, out])
+        return sums
 
     def advance(self) -> Step:
         """One meta-iteration."""

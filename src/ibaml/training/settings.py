@@ -132,7 +132,7 @@ class Settings:
     )
     inner_lr: float | None = setting(
         None, "α, the step size of adaptation (not of newton).", _METHOD, above=0,
-        shown="0.1; adam 0.01",
+        shown="0.1, in regression 0.1·σ²; adam 0.01",
     )  # fmt: skip
     learn_inner_lr: bool | None = setting(
         None, "Meta-learn α, one for each weight tensor.", _METHOD, only=_UNROLLED, shown="no"
@@ -414,6 +414,9 @@ def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
         values["learn_noise"] = method != "reptile"
     if solver != "newton":
         values["inner_lr"] = 0.01 if solver == "adam" else 0.1
+        if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
+            sigma = chosen.get("noise_std", values["noise_std"])
+            values["inner_lr"] *= sigma**2
     if method in _UNROLLED:
         values["learn_inner_lr"] = False
     if method in _IMPLICIT:
