@@ -93,11 +93,18 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # a process that waits this long waits for one that died
+    # torchrun keeps one store over its restarts: without a prefix of their own, restarted processes
+    # read the addresses of dead ones
+    store, rank, world = next(dist.rendezvous("env://"))
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10)
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore(f"ibaml-{processes.restarts}", store),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(minutes=10),  # who waits this long waits for a process that died
     )
     try:
         yield
+        dist.barrier()  # nobody leaves while another still listens
     finally:
         dist.destroy_process_group()
