@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.set-up
 
-.PHONY: demo test check format clean
+.PHONY: demo test learn check format clean
 
-demo: $(SETUP)  ## meta-train on sinusoids for about a minute; pictures in runs/demo/
+demo: $(SETUP)  ## meta-train on glyphs for about three minutes; pictures in runs/demo/
 	$(BIN)/ibaml demo
 
 test: $(SETUP) check  ## every check and every test
 	$(BIN)/pytest
+
+learn: $(SETUP)  ## train every method; up to 20 minutes, table in benchmarks/results/
+	$(BIN)/python benchmarks/learn.py
 
 check: $(SETUP)  ## style and types
 	$(BIN)/ruff check .

@@ -171,12 +171,13 @@ def test_data_that_vanish_during_a_run_do_not_hurt_it_and_are_missed_on_resume(t
 
 def test_a_file_larger_than_allowed_is_a_full_disk(tmp_path):
     """The kernel refuses to write beyond a limit, halfway through a checkpoint."""
+    given = words({**SHORT, "iterations": 20, "hidden": "99,99"})
     script = f"""
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 from ibaml.cli import app
-app(["train", "--out", {str(tmp_path / "run")!r}, *{words({**SHORT, "iterations": 20, "hidden": "99,99"})!r}])
+app(["train", "--out", {str(tmp_path / "run")!r}, *{given!r}])
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment()

@@ -115,7 +115,7 @@ def test_abml_equals_a_hand_written_loop(objective):
                 standard.log_prob(mean[n]).sum() + gamma.log_prob(torch.exp(-rho[n])).sum()
                 for n in names
             )
-            loss = loss + kl(m, r) / examples - hyper / n_task
+            loss = loss + beta / examples * kl(m, r) - hyper / n_task
         total = total + loss / len(batch)
     oracle = torch.autograd.grad(total, [*mean.values(), *rho.values()])
 

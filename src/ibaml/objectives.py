@@ -66,7 +66,7 @@ class PredictiveNll(_Sampled):
 class Abml(_Sampled):
     """Amortized Bayesian meta-learning's objective (Ravi & Beatson, 2019):
 
-        nll on support ∪ query  +  KL(v̂ ‖ θ)/N  −  log[N(m; 0, 1)·Gamma(1/d; 1, 0.01)] / tasks
+        nll on support ∪ query  +  β·KL(v̂ ‖ θ)/N  −  log[N(m; 0, 1)·Gamma(1/d; 1, 0.01)] / tasks
 
     Args:
         tasks: the number of training tasks over which the one hyper-prior is spread (the default
@@ -95,9 +95,11 @@ class Abml(_Sampled):
             x=torch.cat([support.x, query.x], 1),
             y=torch.cat([support.y, query.y], 1),
         )
-        examples = (support if self.kl_examples == "support" else both).x.shape[1]
+        kappa = support.kappa  # β/N: a tempered posterior is judged by its tempered bound
+        if self.kl_examples == "all":
+            kappa *= support.x.shape[1] / both.x.shape[1]
         kl = query.belief.penalty(v, query.meta.prior)
-        return both.loss(v) + kl / examples - self.log_hyper_prior(query) / self.tasks
+        return both.loss(v) + kappa * kl - self.log_hyper_prior(query) / self.tasks
 
     def log_hyper_prior(self, energy: TaskEnergy) -> Tensor:
         """log N(m; 0, 1) + log Gamma(1/d; shape, rate), summed over the prior's parameters."""
