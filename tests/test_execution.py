@@ -1,6 +1,8 @@
-"""The head by itself: the shared layers run once a task, and every gradient equals the loop's."""
+"""Every way to run many weight sets equals the loop: the head by itself, and folds."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
@@ -100,7 +102,7 @@ def test_what_is_not_features_and_then_a_head_takes_the_whole_network(kind):
 def test_reading_the_head_in_passing_is_refused_where_the_head_was_asked_for():
     torch.manual_seed(0)
     learner = ibaml.methods.imaml(_Reads().double(), adapt="head", execution="head")
-    with pytest.raises(ValueError, match="depend on the head"):
+    with pytest.raises(ValueError, match="not right for this model"):
         learner(class_batch((3,)))
     with pytest.raises(ValueError, match='adapt="head"'):
         ibaml.methods.imaml(mlp_model(), adapt="all", execution="head")
@@ -120,3 +122,75 @@ def test_the_shared_layers_run_once_a_task():
         learner(batch).backward()
         counts.append(len(passes) / len(batch))
     assert counts == [3, 3]
+
+
+# --- folds: tasks and samples in the channels of native kernels ----------------------------------
+
+
+@pytest.mark.parametrize("adapt", ["all", "head", ["0.*"], ["1.*", "*.bias"]])
+@pytest.mark.parametrize("method", METHODS)
+def test_folds_equal_the_loop(method, adapt):
+    """conv_model has batch norm: 0 is the convolution, 1 the norm, 5 the head."""
+    batch = class_batch((1, 6, 6), ways=2)
+    found = {}
+    for execution in ("loop", "fold"):
+        build = getattr(ibaml.methods, method)
+        learner = build(conv_model(), adapt=adapt, execution=execution, **METHODS[method])
+        found[execution] = gradients(learner, batch)
+        found[execution]["statistics"] = torch.cat(
+            [b.reshape(-1).double() for b in learner.model.buffers()]
+        )
+        assert learner.strategy == execution
+    for block in found["loop"]:
+        torch.testing.assert_close(
+            found["fold"][block], found["loop"][block], rtol=1e-10, atol=1e-13, msg=block
+        )
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+@pytest.mark.parametrize("network", ["conv4", "resnet12"])
+def test_folds_equal_the_loop_on_the_backbones(network, norm):
+    torch.manual_seed(0)
+    if network == "conv4":
+        net = ibaml.nn.conv4(2, channels=4, in_channels=1, image_size=16, norm=norm)
+    else:
+        net = ibaml.nn.resnet12(2, in_channels=1, widths=(2, 2, 4, 4), norm=norm)
+    net = net.double()
+    batch = class_batch((1, 16, 16), ways=2)
+    found = []
+    for execution in ("loop", "fold"):
+        learner = ibaml.methods.ibaml(
+            copy.deepcopy(net), execution=execution, samples=2, steps=2, init_log_var=-4.0
+        )
+        found.append(gradients(learner, batch))
+    for block in found[0]:
+        torch.testing.assert_close(found[1][block], found[0][block], rtol=1e-9, atol=1e-12)
+
+
+class _Channels(nn.Module):
+    """Mixes channels: no fold is right."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.body, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4, 2)
+        self.scale = nn.Parameter(torch.ones(4, 1, 1))
+
+    def forward(self, x):
+        x = self.body(x)
+        if self.kind == "softmax":
+            x = x.softmax(1)
+        elif self.kind == "sum":
+            x = x + x.sum(1, keepdim=True)
+        elif self.kind == "parameter":
+            x = x * self.scale
+        elif self.kind == "index":
+            x = x[:, [1, 0, 2, 3]]
+        return self.head(x.mean((-2, -1)))
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sum", "parameter", "index"])
+def test_what_has_no_rule_is_refused_by_name(kind):
+    learner = ibaml.methods.maml(_Channels(kind).double(), execution="fold")
+    with pytest.raises(ValueError, match=r'execution="fold" is not right.*no rule for'):
+        learner(class_batch((1, 6, 6), ways=2))

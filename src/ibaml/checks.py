@@ -109,18 +109,23 @@ def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head
 
 
 @torch.no_grad()
-def parts_at_head(energy: TaskEnergy, v: Tensor) -> bool:
-    """Whether the network is features, then its head, seen away from the head's own weights: a
-    forward that reads them in passing (to normalise by them, say) is not."""
+def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
+    """Whether the energy's way to run the network gives what the loop gives, away from the
+    network's own weights: a forward that reads the head's weights in passing, or mixes channels
+    that a fold keeps apart, is found out here."""
     wave = torch.arange(v.shape[-1], device=v.device, dtype=v.dtype).sin()
     away = v + wave * 0.1
     try:
-        parted = replace(energy).outputs(away)
-        whole = replace(energy, run=replace(energy.run, head=None)).outputs(away)
+        whole = replace(energy, run=energy.run.plain()).outputs(away)
     except Exception:
         return True  # a model that does not run at all is check_tasks' to explain
-    scale = whole.abs().amax().nan_to_num() + 1e-6
-    return bool(((parted - whole).abs() <= 1e-3 * scale).logical_or(whole.isnan()).all())
+    found = replace(energy).outputs(away)
+    if found.shape != whole.shape:
+        return False
+    # a device's convolutions may round to 10 bits
+    rough = v.is_cuda and v.dtype != torch.float64
+    scale = (2e-2 if rough else 1e-3) * (whole.abs().amax().nan_to_num() + 1e-6)
+    return bool(((found - whole).abs() <= scale).logical_or(whole.isnan()).all())
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ibaml.checks import check_model, check_options, check_tasks, parts_at_head
+from ibaml.checks import agrees_with_loop, check_model, check_options, check_tasks
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import (
     Likelihood,
@@ -33,6 +33,7 @@ from ibaml.execution import (
     Plan,
     Statistics,
     Strategy,
+    Unfoldable,
     choose,
     has_running,
     norm_buffers,
@@ -80,7 +81,7 @@ class MetaLearner(nn.Module):
         noise: ``"independent"`` or ``"antithetic"`` pairs.
         beta: β of κ = β/N; 1 is Bayes, below 1 a tempered posterior.
         init_log_var: ρ at the start, a number for all weights.
-        execution: ``"auto"``, ``"loop"``, ``"vmap"`` or ``"head"``.
+        execution: ``"auto"``, ``"loop"``, ``"vmap"``, ``"fold"`` or ``"head"``.
         diagnose: evaluate E and ∇E at every solution for `diagnostics` (one more evaluation).
 
     Most people build one with `ibaml.methods`.
@@ -510,15 +511,39 @@ class MetaLearner(nn.Module):
         noise = self._draw(0, (0,), layout.size, Stream.ADAPT, 1)
         energy = self.energy(x[:1], y[:1], noise, layout, plan)
         start = self.belief.start(energy.meta.prior, 1)
-        if self._run.head is not None and not parts_at_head(energy, start):
-            if self.execution == "head":
-                raise ValueError(
-                    "execution=\"head\": this model's layers before the head depend on the head's "
-                    'own weights; use execution="auto"'
-                )
-            self._run = replace(self._run, head=None)
+        self._settle(x, y, layout, plan)
+        energy = replace(energy, run=self._run)
         check_tasks(energy, start, classes, self.solver, self.adapts_head)
         self._checked.add(kind)
+
+    def _settle(
+        self, x: Tensor, y: Tensor, layout: Layout, plan: Mapping[str, NormStats] | None
+    ) -> None:
+        """Choose how weight sets run through the network here: the fastest way that is seen to
+        agree with the loop, on two tasks and two samples."""
+        chosen = choose(self.model, self.execution, self.roles.adapted, x.device.type)
+        ways = [chosen, replace(chosen, whole="loop"), chosen.plain()]
+        two = torch.cat([x[:1], x[-1:]]), torch.cat([y[:1], y[-1:]])
+        energy = self.energy(
+            *two, self._draw(0, (0, 1), layout.size, Stream.ADAPT, 2), layout, plan
+        )
+        start = self.belief.start(energy.meta.prior, 2)
+        for way in dict.fromkeys(ways):
+            self._run = way
+            reason = "its outputs differ from the loop's"
+            if way != chosen.plain():
+                try:
+                    if agrees_with_loop(replace(energy, run=way), start):
+                        return
+                except Unfoldable as error:
+                    reason = f"there is no rule for {error}"
+            elif self.execution in ("auto", "loop"):
+                return
+            if self.execution != "auto":
+                raise ValueError(
+                    f'execution="{self.execution}" is not right for this model ({reason}): use '
+                    'execution="auto"'
+                )
 
     def extra_repr(self) -> str:
         counts = ", ".join(

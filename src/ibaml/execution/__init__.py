@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor, nn
 
 from ibaml.execution.call import twice_differentiable
+from ibaml.execution.fold import Unfoldable, run_fold
 from ibaml.execution.head import find_head, run_features, run_head
 from ibaml.execution.loop import run_loop
 from ibaml.execution.norm import (
@@ -26,9 +27,9 @@ from ibaml.execution.norm import (
 )
 from ibaml.execution.vmap import run_vmap, unsafe_layers
 
-Strategy = Literal["auto", "loop", "vmap", "head"]
-STRATEGIES: tuple[Strategy, ...] = ("auto", "loop", "vmap", "head")
-_WHOLE = {"loop": run_loop, "vmap": run_vmap}
+Strategy = Literal["auto", "loop", "vmap", "fold", "head"]
+STRATEGIES: tuple[Strategy, ...] = ("auto", "loop", "vmap", "fold", "head")
+_WHOLE = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Runner:
     """Runs weight sets (T, S, …) through a model on inputs (T, N, …), twice differentiable.
 
     Attributes:
-        whole: how the whole network runs, ``"loop"`` or ``"vmap"``.
+        whole: how the whole network runs, ``"loop"``, ``"vmap"`` or ``"fold"``.
         head: the layer that owns every adapted weight, where the layers before it may run once a
             task instead of once a weight set.
     """
@@ -47,7 +48,11 @@ class Runner:
 
     @property
     def strategy(self) -> str:
-        return self.whole if self.head is None else "head"
+        return self.whole if self.head is None else f"head, {self.whole} before it"
+
+    def plain(self) -> Runner:
+        """The loop, the oracle of every other way."""
+        return replace(self, whole="loop", head=None)
 
     def __call__(
         self,
@@ -66,7 +71,7 @@ class Runner:
         if self.head is None:
             return None
         with twice_differentiable(self.recurrent):
-            return run_features(model, self.head, constants, x, fold=self.whole == "vmap")
+            return run_features(model, self.head, constants, x, self.whole)
 
     def from_features(
         self,
@@ -78,9 +83,15 @@ class Runner:
         return run_head(self.head, weights, constants, features)
 
 
-def choose(model: nn.Module, strategy: Strategy = "auto", adapted: Sequence[str] = ()) -> Runner:
+def choose(
+    model: nn.Module,
+    strategy: Strategy = "auto",
+    adapted: Sequence[str] = (),
+    device: str = "cpu",
+) -> Runner:
     """How to run ``model``: ``"auto"`` takes the head by itself where only it is adapted, vmap for
-    plain dense networks, where it is much faster, and the loop elsewhere."""
+    plain dense networks, where it is much faster, and elsewhere the loop on a CPU (where grouped
+    kernels are slow) and folds on an accelerator."""
     if strategy not in STRATEGIES:
         raise ValueError(f"execution must be one of {STRATEGIES}, got {strategy!r}")
     unsafe = unsafe_layers(model)
@@ -95,7 +106,12 @@ def choose(model: nn.Module, strategy: Strategy = "auto", adapted: Sequence[str]
             'execution="head" needs the adapted weights to be those of one nn.Linear: use '
             'adapt="head", or execution="auto"'
         )
-    whole = strategy if strategy in _WHOLE else ("loop" if unsafe else "vmap")
+    if strategy in _WHOLE:
+        whole: str = strategy
+    elif not unsafe:
+        whole = "vmap"
+    else:
+        whole = "loop" if device == "cpu" else "fold"
     return Runner(whole, head, any(isinstance(m, nn.RNNBase) for m in model.modules()))
 
 
@@ -109,6 +125,7 @@ __all__ = [
     "Runner",
     "Statistics",
     "Strategy",
+    "Unfoldable",
     "choose",
     "has_running",
     "norm_buffers",

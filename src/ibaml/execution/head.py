@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.execution.call import call
+from ibaml.execution.fold import folded_tasks, part_tasks, run_mode
 
 
 def find_head(model: nn.Module, adapted: Sequence[str]) -> str | None:
@@ -32,13 +33,15 @@ def find_head(model: nn.Module, adapted: Sequence[str]) -> str | None:
 
 
 def run_features(
-    model: nn.Module, head: str, constants: Mapping[str, Tensor | None], x: Tensor, fold: bool
+    model: nn.Module, head: str, constants: Mapping[str, Tensor | None], x: Tensor, whole: str
 ) -> Tensor | None:
     """What the head reads, (T, N, …), for the tasks' inputs x (T, N, …); None where the network is
     not features followed by this head.
 
     Args:
-        fold: run all tasks in one pass (for layers that treat every example by itself).
+        whole: how the layers before the head run: ``"loop"``, one task after another; ``"vmap"``,
+            all tasks in one pass, for layers that treat every example by itself; ``"fold"``, tasks
+            folded into channels.
     """
     seen: list[tuple[Tensor, Tensor, tuple[int, int]]] = []
 
@@ -48,9 +51,12 @@ def run_features(
     found = []
     handle = model.get_submodule(head).register_forward_hook(watch)
     try:
-        for part in [x.flatten(0, 1)] if fold else x:
+        for part in x if whole == "loop" else [x]:
             seen.clear()
-            output = call(model, constants, part)
+            if whole == "fold":
+                output = run_mode(folded_tasks(len(x)), model, constants, part)
+            else:
+                output = call(model, constants, part.flatten(0, 1) if whole == "vmap" else part)
             if len(seen) != 1 or seen[0][1] is not output:
                 return None
             features, _, versions = seen[0]
@@ -59,7 +65,9 @@ def run_features(
             found.append(features)
     finally:
         handle.remove()
-    return found[0].unflatten(0, x.shape[:2]) if fold else torch.stack(found)
+    if whole == "loop":
+        return torch.stack(found)
+    return part_tasks(found[0]) if whole == "fold" else found[0].unflatten(0, x.shape[:2])
 
 
 def run_head(

@@ -15,12 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ibaml.execution.fold import folds_of
+
 NormStats = Literal["batch", "support", "running"]
 NORM_STATS: tuple[NormStats, ...] = ("batch", "support", "running")
 
 Buffers = dict[str, Tensor | None]
 Plan = dict[str, NormStats]  # layer name -> the statistics it uses
-Moments = dict[str, tuple[Tensor, Tensor, int]]  # layer name -> mean, biased variance, count
+# layer name -> means and biased variances (folds, channels), and how many values each is of
+Moments = dict[str, tuple[Tensor, Tensor, int]]
 
 
 def norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
@@ -69,8 +72,9 @@ def support_buffers(plan: Mapping[str, NormStats], passes: list[Moments]) -> Buf
             if name not in moments:
                 raise ValueError(f"batch norm {name!r} was not used by the support set's pass")
             mean, var, _ = moments[name]
-            buffers[_key(name, "running_mean")] = mean
-            buffers[_key(name, "running_var")] = var
+            assert len(mean) == 1, "support statistics belong to one weight set"
+            buffers[_key(name, "running_mean")] = mean[0]
+            buffers[_key(name, "running_var")] = var[0]
     return buffers
 
 
@@ -81,10 +85,13 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def watch(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            x = args[0].detach()
-            if not passes or name in passes[-1]:
-                passes.append({})
-            passes[-1][name] = (*_moments(x), x.numel() // x.shape[1])
+            with torch._C.DisableTorchFunction():  # it is not the network that looks
+                folds = folds_of(args[0])
+                x = args[0].detach()
+                if not passes or name in passes[-1]:
+                    passes.append({})
+                mean, var = (m.unflatten(0, (folds, -1)) for m in _moments(x))
+                passes[-1][name] = (mean, var, x.numel() // x.shape[1])
 
         return watch
 
@@ -136,10 +143,10 @@ class Statistics:
                     continue
                 means, variances, count = self._sums[name]
                 unbiased = var * (n / max(n - 1, 1))  # torch's convention for running variances
-                sound = mean.isfinite().all() & var.isfinite().all()
-                means += torch.where(sound, mean, torch.zeros_like(mean))
-                variances += torch.where(sound, unbiased, torch.zeros_like(var))
-                count += sound
+                sound = (mean.isfinite() & var.isfinite()).all(1, keepdim=True)
+                means += torch.where(sound, mean, 0.0).sum(0)
+                variances += torch.where(sound, unbiased, 0.0).sum(0)
+                count += sound.sum()
 
     @torch.no_grad()
     def apply(self) -> None:

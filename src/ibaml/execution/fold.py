@@ -1,0 +1,298 @@
+"""All weight sets at once in native kernels: tasks and samples are folded into the channels.
+
+A tensor of the network is (N, F·C, …): example by example, the channels of F folds one after the
+other. In this layout a convolution with weights of their own for every fold is one grouped
+convolution; one with shared weights is an ordinary convolution over N·F images, by a view; batch
+norm over a fold's channels is ordinary batch norm; and what works channel by channel (activations,
+pooling) needs no change. The first layers see T folds, the tasks' inputs; the first one whose
+weights are adapted makes them G = T·S.
+
+Rules exist for the functions listed here. A network that calls any other is not run this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode, resolve_name
+
+_FOLDS = "_ibaml_folds"  # how many folds a tensor of the network holds
+_OWN = "_ibaml_own"  # marks weights with a leading dimension of G sets
+
+_ELEMENTWISE = {
+    f"torch.nn.functional.{name}"
+    for name in (
+        "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus",
+        "sigmoid", "tanh", "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "softsign",
+    )
+} | {
+    f"torch.{owner}{name}"
+    for owner in ("", "Tensor.")
+    for name in ("relu", "sigmoid", "tanh", "exp", "abs", "square", "neg", "clamp", "clamp_min")
+}  # fmt: skip
+_POOLING = {
+    f"torch.nn.functional.{kind}_pool{n}d"
+    for kind in ("max", "avg", "adaptive_avg", "adaptive_max")
+    for n in (1, 2, 3)
+}
+_LOOKING = {"torch.Tensor.dim", "torch.Tensor.size", "torch.Tensor.shape.__get__"}
+_BINARY = {
+    f"torch.{owner}{name}"
+    for owner in ("", "Tensor.")
+    for name in ("add", "sub", "mul", "div", "true_divide", "__add__", "__radd__", "__mul__")
+}
+
+
+def folds_of(x: Tensor) -> int:
+    """How many folds a tensor of the network holds, 1 outside this strategy."""
+    return int(getattr(x, _FOLDS, 1))
+
+
+class Unfoldable(Exception):
+    """The network calls a function for which there is no rule."""
+
+
+class _Fold(TorchFunctionMode):
+    def __init__(self, tasks: int, samples: int) -> None:
+        super().__init__()
+        self.tasks, self.samples = tasks, samples
+        self.sets = tasks * samples
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = resolve_name(func) or getattr(func, "__name__", str(func))
+        if name in _LOOKING:
+            return func(*args, **kwargs)
+        rule = _RULES.get(name)
+        if rule is not None:
+            return rule(self, *args, **kwargs)
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        if any(hasattr(t, _OWN) for t in tensors):
+            raise Unfoldable(name)
+        if name in _ELEMENTWISE and len(tensors) == 1:
+            return _marked(func(*args, **kwargs), self.folds(tensors[0]))
+        if name in _POOLING and len(tensors) == 1 and not kwargs.get("return_indices"):
+            return _marked(func(*args, **kwargs), self.folds(tensors[0]))
+        if name in _BINARY and len(tensors) == 1:
+            return _marked(func(*args, **kwargs), self.folds(tensors[0]))
+        if name in _BINARY and len(args) == len(tensors) == 2 and not kwargs:
+            most = max(self.folds(t) for t in tensors)
+            a, b = (self.spread(t, most) for t in tensors)
+            if a.shape[:2] != b.shape[:2]:
+                raise Unfoldable(name)
+            return _marked(func(a, b), most)
+        raise Unfoldable(name)
+
+    def folds(self, x: Tensor) -> int:
+        found = getattr(x, _FOLDS, None)
+        if found is None or x.dim() < 2 or x.shape[1] % found:
+            raise Unfoldable("a tensor from outside the network")
+        return int(found)
+
+    def spread(self, x: Tensor, folds: int) -> Tensor:
+        """x with G folds, where it has T: every sample sees its task's."""
+        if self.folds(x) == folds:
+            return x
+        wide = x.unflatten(1, (self.tasks, 1, -1)).expand(
+            -1, -1, self.samples, *[-1] * (x.dim() - 1)
+        )
+        return _marked(wide.flatten(1, 3), folds)
+
+    # --- rules ---
+
+    def conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        run = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
+        options = (stride, padding, dilation)
+        folds = self.folds(x)
+        if hasattr(weight, _OWN):
+            if groups > 1:
+                x, folds = self.spread(x, self.sets), self.sets
+            y = run(x, weight.flatten(0, 1), self.flat(bias), *options, folds * groups)
+            return _marked(y, self.sets)
+        shared = bias if bias is None or not hasattr(bias, _OWN) else None
+        y = run(_parted(x, folds), weight, shared, *options, groups)
+        return self._add_own(_marked(_folded(y, folds), folds), bias)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if x.dim() != 2:
+            raise Unfoldable("linear on more than vectors")
+        folds = self.folds(x)
+        if not hasattr(weight, _OWN):
+            shared = bias if bias is None or not hasattr(bias, _OWN) else None
+            y = F.linear(_parted(x, folds), weight, shared)
+            return self._add_own(_marked(_folded(y, folds), folds), bias)
+        # (F, N, in) @ (F, in, sets of the fold × out)
+        rows = x.unflatten(1, (folds, -1)).transpose(0, 1)
+        y = rows @ weight.reshape(folds, -1, weight.shape[-1]).transpose(1, 2)
+        flat = self.flat(bias)
+        y = y.transpose(0, 1).flatten(1)
+        return _marked(y if flat is None else y + flat, self.sets)
+
+    def flat(self, weight: Tensor | None) -> Tensor | None:
+        """One number per channel of all sets."""
+        if weight is None:
+            return None
+        return weight.flatten() if hasattr(weight, _OWN) else weight.repeat(self.sets)
+
+    def _add_own(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Add a bias of every set's own to the output of a shared weight."""
+        if bias is None or not hasattr(bias, _OWN):
+            return x
+        wide = self.spread(x, self.sets)
+        return _marked(wide + bias.flatten().view(-1, *[1] * (x.dim() - 2)), self.sets)
+
+    def _affine(self, x: Tensor, weights: tuple[Tensor | None, ...]) -> tuple[Tensor, list[Any]]:
+        """x and a norm's weights, one per channel of its folds."""
+        if any(w is not None and hasattr(w, _OWN) for w in weights):
+            x = self.spread(x, self.sets)
+        folds = self.folds(x)
+        found = [
+            w if w is None else w.flatten() if hasattr(w, _OWN) else w.repeat(folds)
+            for w in weights
+        ]
+        return x, found
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if training and running_mean is not None:
+            raise Unfoldable("batch norm that writes running statistics")
+        x, (mean, var, w, b) = self._affine(x, (running_mean, running_var, weight, bias))
+        y = F.batch_norm(x, mean, var, w, b, training, momentum, eps)
+        return _marked(y, self.folds(x))
+
+    def group_norm(
+        self,
+        x: Tensor,
+        num_groups: int,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        x, (w, b) = self._affine(x, (weight, bias))
+        folds = self.folds(x)
+        return _marked(F.group_norm(x, num_groups * folds, w, b, eps), folds)
+
+    def flatten(self, x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+        if start_dim != 1 or end_dim not in (-1, x.dim() - 1):
+            raise Unfoldable("flatten of the examples")
+        return _marked(x.flatten(1), self.folds(x))
+
+    def reshape(self, x: Tensor, *shape: Any) -> Tensor:
+        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        if len(sizes) != 2 or sizes[0] != x.shape[0] or sizes[1] != -1:
+            raise Unfoldable("a reshape that is no flatten(1)")
+        return self.flatten(x, 1)
+
+    def mean(self, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+        dims = [dim] if isinstance(dim, int) else list(dim or ())
+        if not dims or any(d % x.dim() < 2 for d in dims):
+            raise Unfoldable("a mean over examples or channels")
+        return _marked(x.mean(dims, keepdim), self.folds(x))
+
+    def dropout(
+        self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if training:
+            raise Unfoldable("dropout while training")
+        return x
+
+
+def _marked(x: Tensor, folds: int) -> Tensor:
+    setattr(x, _FOLDS, folds)
+    return x
+
+
+def _parted(x: Tensor, folds: int) -> Tensor:
+    """(N, F·C, …) as (N·F, C, …), a view."""
+    return x.unflatten(1, (folds, -1)).flatten(0, 1)
+
+
+def _folded(x: Tensor, folds: int) -> Tensor:
+    """(N·F, C, …) as (N, F·C, …), a view."""
+    return x.unflatten(0, (-1, folds)).flatten(1, 2)
+
+
+_RULES: dict[str, Callable[..., Tensor]] = {
+    **{f"torch.nn.functional.conv{n}d": _Fold.conv for n in (1, 2, 3)},
+    **{f"torch.conv{n}d": _Fold.conv for n in (1, 2, 3)},
+    "torch.nn.functional.linear": _Fold.linear,
+    "torch.nn.functional.batch_norm": _Fold.batch_norm,
+    "torch.nn.functional.group_norm": _Fold.group_norm,
+    "torch.nn.functional.dropout": _Fold.dropout,
+    "torch.flatten": _Fold.flatten,
+    "torch.Tensor.flatten": _Fold.flatten,
+    "torch.Tensor.view": _Fold.reshape,
+    "torch.Tensor.reshape": _Fold.reshape,
+    "torch.Tensor.mean": _Fold.mean,
+    "torch.mean": _Fold.mean,
+}
+
+
+def run_fold(
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    constants: Mapping[str, Tensor | None],
+    x: Tensor,
+) -> Tensor:
+    """As `run_loop`, with tasks × samples folded into the channels of native kernels."""
+    tasks, samples = next(iter(weights.values())).shape[:2]
+    own = {}
+    for name, w in weights.items():
+        own[name] = w.flatten(0, 1)
+        setattr(own[name], _OWN, True)
+    mode = _Fold(tasks, samples)
+    y = mode.spread(run_mode(mode, model, {**constants, **own}, x), mode.sets)
+    return y.unflatten(1, (tasks, samples, -1)).movedim(0, 2)
+
+
+def run_mode(
+    mode: _Fold, model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor
+) -> Tensor:
+    """The model on the tasks' inputs x (T, N, …), folded; its output is folded too."""
+    if x.dim() < 3 or not x.is_floating_point():
+        raise Unfoldable("inputs without a channel dimension")
+    folded = fold_tasks(x)
+    with mode:
+        y = functional_call(model, dict(tensors), (folded,))  # type: ignore[arg-type]
+    if not isinstance(y, Tensor):
+        raise Unfoldable("an output that is no tensor")
+    return y
+
+
+def fold_tasks(x: Tensor) -> Tensor:
+    """(T, N, C, …) as (N, T·C, …)."""
+    return _marked(x.transpose(0, 1).flatten(1, 2), x.shape[0])
+
+
+def part_tasks(x: Tensor) -> Tensor:
+    """(N, T·C, …) as (T, N, C, …)."""
+    return x.unflatten(1, (folds_of(x), -1)).transpose(0, 1)
+
+
+def folded_tasks(tasks: int) -> _Fold:
+    """The mode for networks whose weights are all shared."""
+    return _Fold(tasks, 1)

@@ -1,0 +1,338 @@
+"""`ibaml evaluate` and `ibaml compare`: the same figures however they are computed, files that say
+which protocol they are of, and clear words for what cannot be judged."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from ibaml.assessment import Protocol, assess, differences, open_test
+from ibaml.cli import app
+from ibaml.evaluation.predict import score_tasks
+from ibaml.training import load, open_run, resolve, train
+from live_bytes import peak_bytes
+from runs import features_file, waves
+
+PNG = b"\x89PNG"
+FEW = ("--tasks", "5", "--queries", "3")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A folder of tiny runs, trained for two iterations."""
+    root = tmp_path_factory.mktemp("runs")
+    file = features_file(root / "features.npz")
+    common = {
+        "iterations": 2, "tasks": 2, "queries": 3, "val_every": 0, "tensorboard": False,
+        "threads": 1,
+    }  # fmt: skip
+    classes = {**common, "data": file, "ways": 3, "hidden": "8", "solver": "descent"}
+    for name, settings in {
+        "ours": resolve(classes),
+        "maml": resolve({**classes, "method": "maml"}),
+        "tied": resolve({**classes, "tie_head": True}),
+        "shots": resolve({**classes, "shots": 2}),
+        "ways": resolve({**classes, "ways": 4}),
+        "norm": resolve({**common, "data": "glyphs", "channels": 4, "ways": 3}),
+        "waves": waves(method="abml", iterations=2, val_every=0),
+    }.items():
+        train(settings, root / name)
+    return root
+
+
+def invoke(*arguments: str | Path) -> str:
+    """The output of a command that succeeds."""
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.output
+
+
+def refused(*arguments: str | Path) -> str:
+    """The sentence of a command that fails, on one line."""
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert done.exit_code == 1, done.output
+    assert isinstance(done.exception, SystemExit), f"a traceback: {done.exception!r}"
+    assert done.output.strip().startswith("Error: ")
+    return " ".join(done.output.split())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def strict(path: Path):
+    """JSON as the standard has it: NaN and Infinity are refused."""
+
+    def never(word: str):
+        raise AssertionError(f"{path.name} holds {word}, which is no JSON")
+
+    return json.loads(path.read_text(), parse_constant=never)
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ours", "maml", "norm", "waves"])
+def test_scores_do_not_depend_on_the_tasks_at_once(runs, name):
+    run = open_run(runs / name)
+    found = [assess(run, Protocol(tasks=7, queries=3, batch=batch)).scores for batch in (1, 3, 7)]
+    for first, second in pairwise(found):
+        assert first.keys() == second.keys()
+        for protocol, scores in first.items():
+            assert scores.keys == second[protocol].keys == tuple(range(7))
+            for field in fields(scores):
+                one, other = (getattr(s, field.name) for s in (scores, second[protocol]))
+                np.testing.assert_allclose(other, one, rtol=0, atol=1e-6, err_msg=field.name)
+
+
+def test_memory_does_not_grow_with_the_number_of_tasks(runs):
+    learner = load(runs / "ours")
+    source = open_test(open_run(runs / "ours"), Protocol(queries=3))
+
+    def peak(tasks: int, batch: int) -> int:
+        return peak_bytes(lambda: score_tasks(learner, source, "test", range(tasks), batch=batch))
+
+    assert peak(32, 4) <= 1.05 * peak(4, 4)
+    assert peak(32, 32) > 4 * peak(4, 4), "the measure sees what tasks at once cost"
+
+
+def test_samples_and_split_are_those_asked_for(runs):
+    run = open_run(runs / "ours")
+    one, many, other = (
+        assess(run, Protocol(tasks=4, queries=3, **given)).main
+        for given in ({"samples": 1}, {"samples": 10}, {"split": "train"})
+    )
+    assert not np.allclose(one.nll, many.nll, atol=1e-6)
+    assert not np.allclose(many.nll, other.nll, atol=1e-3)
+
+
+# --- evaluate ------------------------------------------------------------------------------------
+
+
+def test_evaluating_twice_gives_the_same_files(runs, tmp_path):
+    for folder in ("a", "b"):
+        shown = invoke("evaluate", runs / "ours", *FEW, "--out", tmp_path / folder)
+        for file in contents(tmp_path / folder):
+            assert str(tmp_path / folder / file) in shown
+    first, second = contents(tmp_path / "a"), contents(tmp_path / "b")
+    names = {"reliability.png", "selective.png", "summary.json", "tasks.csv", "tasks.json"}
+    assert first == second
+    assert first.keys() == names
+    assert all(first[n].startswith(PNG) for n in names if n.endswith(".png"))
+
+
+def test_a_run_keeps_its_evaluation_unless_told_otherwise(runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "ours", run)
+    invoke("evaluate", run, *FEW)
+    summary = strict(run / "evaluation" / "summary.json")
+    assert summary["run"] == str(run)
+    assert summary["data"] == "features"
+    assert summary["iteration"] == 2
+    assert summary["protocol"]["tasks"] == 5
+    assert summary["protocol"]["split"] == "test"
+    figures = summary["results"][""]
+    assert figures.keys() == {"accuracy", "nll", "brier", "ece", "mce"}
+    for found in figures.values():
+        assert found["low"] <= found["value"] <= found["high"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "protocols"),
+    [
+        ((), ["running (inductive)", "batch (transductive)"]),
+        (("--norm-stats", "batch"), ["batch (transductive)"]),
+        (("--norm-stats", "support"), ["support (inductive)"]),
+    ],
+)
+def test_with_batch_norm_every_protocol_is_named(runs, tmp_path, extra, protocols):
+    shown = invoke("evaluate", runs / "norm", *FEW, "--out", tmp_path, *extra)
+    summary = strict(tmp_path / "summary.json")
+    assert list(summary["results"]) == protocols
+    assert all(name in shown for name in protocols)
+    rows = strict(tmp_path / "tasks.json")
+    with (tmp_path / "tasks.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    expected = [(name, key) for name in protocols for key in range(5)]
+    assert [(row["protocol"], row["key"]) for row in rows] == expected
+    assert [(line["protocol"], int(line["key"])) for line in lines] == expected
+    for row, line in zip(rows, lines, strict=True):
+        assert row.keys() == line.keys()
+        assert all(float(line[n]) == row[n] for n in row if n != "protocol")
+    for name in protocols:
+        mean = np.mean([row["accuracy"] for row in rows if row["protocol"] == name])
+        assert summary["results"][name]["accuracy"]["value"] == pytest.approx(mean)
+    assert (tmp_path / "episode.png").read_bytes().startswith(PNG)
+
+
+def test_the_first_protocol_is_what_adapt_gives(runs):
+    """What stands first is what a person gets; the literature's figure stands beside it."""
+    run = open_run(runs / "norm")
+    first, beside = assess(run, Protocol(tasks=3, queries=3)).scores.values()
+    source = open_test(run, Protocol(queries=3))
+    batch = source.batches("test", [1])[0]
+    said = load(run.path).adapt_all(batch).predict_proba(batch.query_x, 10)[0].max(-1).values
+    np.testing.assert_allclose(first.confidence[1], said.numpy(), atol=1e-6)
+    assert not np.allclose(beside.confidence[1], said.numpy(), atol=1e-3)
+
+
+def test_a_regression_run_gives_nll_rmse_coverage_and_fits(runs, tmp_path):
+    invoke("evaluate", runs / "waves", "--tasks", "5", "--out", tmp_path)
+    assert contents(tmp_path).keys() == {"fits.png", "summary.json", "tasks.csv", "tasks.json"}
+    assert (tmp_path / "fits.png").read_bytes().startswith(PNG)
+    figures = strict(tmp_path / "summary.json")["results"][""]
+    assert figures.keys() == {"nll", "rmse", "coverage"}
+    rows = strict(tmp_path / "tasks.json")
+    assert len(rows) == 5
+    root = np.mean([row["mse"] for row in rows]) ** 0.5
+    assert figures["rmse"]["value"] == pytest.approx(root)
+
+
+@pytest.mark.parametrize("name", ["ours", "waves"])
+def test_one_task_has_no_interval_and_its_files_are_json(runs, tmp_path, name):
+    invoke("evaluate", runs / name, "--tasks", "1", "--queries", "1", "--out", tmp_path)
+    figures = strict(tmp_path / "summary.json")["results"][""]
+    assert figures["nll"]["value"] is not None
+    assert figures["nll"]["low"] is None
+    assert figures["nll"]["high"] is None
+    assert len(strict(tmp_path / "tasks.json")) == 1
+
+
+def test_other_ways_need_a_tied_head(runs, tmp_path):
+    said = refused("evaluate", runs / "ours", *FEW, "--ways", "4")
+    assert "trained 3-way" in said
+    assert "--tie-head" in said
+    for ways in ("2", "5"):
+        folder = tmp_path / ways
+        invoke("evaluate", runs / "tied", *FEW, "--ways", ways, "--out", folder)
+        assert strict(folder / "summary.json")["protocol"]["ways"] == int(ways)
+    by_chance = [
+        strict(tmp_path / ways / "summary.json")["results"][""]["nll"]["value"]
+        for ways in ("2", "5")
+    ]
+    assert by_chance[0] < by_chance[1], "two classes are easier than five"
+
+
+def test_other_shots_and_other_data_of_the_same_shape(runs, tmp_path):
+    other = features_file(tmp_path / "other.npz", classes=40)
+    invoke("evaluate", runs / "ours", *FEW, "--shots", "5", "--out", tmp_path / "shots")
+    invoke("evaluate", runs / "ours", *FEW, "--data", other, "--out", tmp_path / "data")
+    assert strict(tmp_path / "shots" / "summary.json")["protocol"]["shots"] == 5
+    assert strict(tmp_path / "data" / "summary.json")["data"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (("--split", "tests"), ["no split 'tests'", "train, val, test"]),
+        (("--which", "middle"), ["which must be one of best, last", "'middle'"]),
+        (("--tasks", "0"), ["tasks must be 1 or more"]),
+        (("--samples", "0"), ["samples must be 1 or more"]),
+        (("--norm-stats", "none"), ["norm_stats must be one of batch, support, running"]),
+        (("--queries", "12"), ["1 + 12 examples", "lower ways, shots or queries"]),
+        (("--data", "nowhere"), ["'nowhere' is neither a path nor"]),
+        (("--data", "glyphs"), ["shape (3, 1, 28, 28)"]),
+        (("--device", "cuda:99"), ["device 'cuda:99'"]),
+    ],
+)
+def test_what_cannot_be_judged_is_a_sentence(runs, extra, words):
+    said = refused("evaluate", runs / "ours", *FEW, *extra)
+    for word in words:
+        assert word in said
+
+
+def test_folders_that_are_no_runs_are_sentences(runs, tmp_path):
+    assert "does not exist" in refused("evaluate", tmp_path / "nothing")
+    assert "is no run folder" in refused("evaluate", tmp_path)
+    assert "is no run folder" in refused("evaluate", runs / "features.npz")
+    run = tmp_path / "run"
+    shutil.copytree(runs / "ours", run)
+    (newest,) = (run / "checkpoints").glob("step-*")
+    newest.write_bytes(newest.read_bytes()[:-9])
+    said = refused("evaluate", run, *FEW)
+    assert "has no checkpoint yet" in said
+    assert "step-00000002.safetensors is left aside" in said
+    newest.unlink()
+    assert "has no checkpoint yet" in refused("evaluate", run, *FEW)
+    (run / "config.json").write_text("{}")
+    assert "config.json cannot be read" in refused("evaluate", run, *FEW)
+
+
+# --- compare -------------------------------------------------------------------------------------
+
+
+def test_differences_are_those_of_the_summaries(runs, tmp_path):
+    shown = invoke("compare", runs / "ours", runs / "maml", *FEW, "--out", tmp_path)
+    found = strict(tmp_path / "comparison.json")
+    ours, maml = found["results"]["ours"], found["results"]["maml"]
+    (name,) = found["differences"]
+    assert name == "maml"
+    assert "minus ours" in shown
+    for metric, difference in found["differences"]["maml"].items():
+        expected = maml[metric]["value"] - ours[metric]["value"]
+        assert difference["value"] == pytest.approx(expected, abs=1e-12), metric
+        assert difference["low"] <= difference["value"] <= difference["high"]
+    assert any(difference["value"] for difference in found["differences"]["maml"].values())
+    for file in ("comparison.png", "reliability.png"):
+        assert (tmp_path / file).read_bytes().startswith(PNG)
+
+
+def test_compare_and_evaluate_agree(runs, tmp_path):
+    invoke("compare", runs / "ours", runs / "maml", *FEW, "--out", tmp_path / "both")
+    invoke("evaluate", runs / "maml", *FEW, "--out", tmp_path / "one")
+    both = strict(tmp_path / "both" / "comparison.json")["results"]["maml"]
+    assert both == strict(tmp_path / "one" / "summary.json")["results"][""]
+
+
+@pytest.mark.parametrize("name", ["ours", "waves", "norm"])
+def test_a_run_and_its_copy_differ_by_exactly_nothing(runs, tmp_path, name):
+    shutil.copytree(runs / name, tmp_path / "copy")
+    invoke("compare", runs / name, tmp_path / "copy", *FEW, "--out", tmp_path / "out")
+    found = strict(tmp_path / "out" / "comparison.json")
+    assert found["results"][name] == found["results"]["copy"]
+    for difference in found["differences"]["copy"].values():
+        assert difference == {"value": 0.0, "low": 0.0, "high": 0.0}
+
+
+def test_three_runs_are_each_compared_with_the_first(runs):
+    protocol = Protocol(tasks=4, queries=3)
+    scores = {n: assess(open_run(runs / n), protocol).main for n in ("ours", "maml", "tied")}
+    found = differences(scores)
+    assert list(found) == ["maml", "tied"]
+    for name, figures in found.items():
+        each = scores[name].means()["nll"] - scores["ours"].means()["nll"]
+        assert figures["nll"].value == pytest.approx(each.mean())
+
+
+@pytest.mark.parametrize(
+    ("other", "extra", "words"),
+    [
+        ("shots", (), ["shots differs: 1 in", "2 in", "--shots"]),
+        ("ways", (), ["ways differs: 3 in", "4 in", "--ways"]),
+        ("norm", (), ["the data differ: features in", "glyphs in", "--data"]),
+        ("ways", ("--ways", "4"), ["trained 3-way", "--tie-head"]),
+    ],
+)
+def test_runs_of_other_tasks_are_refused_by_the_field(runs, other, extra, words):
+    said = refused("compare", runs / "ours", runs / other, *FEW, *extra)
+    for word in words:
+        assert word in said
+
+
+def test_what_the_protocol_says_may_differ_in_the_runs(runs, tmp_path):
+    invoke("compare", runs / "ours", runs / "shots", *FEW, "--shots", "4", "--out", tmp_path)
+    assert strict(tmp_path / "comparison.json")["protocol"]["shots"] == 4
+
+
+def test_one_run_or_the_same_twice_is_no_comparison(runs, tmp_path):
+    assert "two run folders or more" in refused("compare", runs / "ours")
+    assert "named twice" in refused("compare", runs / "ours", runs / "ours")
+    assert "does not exist" in refused("compare", runs / "ours", tmp_path / "nothing")
