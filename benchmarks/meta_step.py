@@ -1,0 +1,117 @@
+"""Milliseconds per task of a whole meta-step (forward and backward), and its peak memory.
+
+    python benchmarks/meta_step.py [--only NAME] [--profile]
+
+Conv4-32, 84×84, 5-way 1-shot, 15 queries a class; S = K = L = 5 unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+
+import ibaml
+from ibaml import TaskBatch, methods
+
+
+def episode_batch(tasks: int, device: str, dtype: torch.dtype = torch.float32) -> TaskBatch:
+    rng = torch.Generator().manual_seed(0)
+    support = torch.randn(tasks, 5, 3, 84, 84, generator=rng).to(device, dtype)
+    query = torch.randn(tasks, 75, 3, 84, 84, generator=rng).to(device, dtype)
+    labels = torch.arange(5, device=device)
+    return TaskBatch(
+        support,
+        labels.expand(tasks, -1),
+        query,
+        labels.repeat_interleave(15).expand(tasks, -1),
+        range(tasks),
+        validate=False,
+        classes=5,
+    )
+
+
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ibaml ggn": ("ibaml", {"curvature": "ggn", "steps": 5, "cg_steps": 5}),
+    "ibaml energy": ("ibaml", {"curvature": "energy", "steps": 5, "cg_steps": 5}),
+    "abml": ("abml", {"steps": 5}),
+    "maml": ("maml", {"steps": 5}),
+    "imaml ggn": ("imaml", {"curvature": "ggn", "steps": 5, "cg_steps": 5}),
+    "ibaml head": (
+        "ibaml",
+        {"curvature": "ggn", "steps": 30, "cg_steps": 5, "samples": 10, "adapt": "head"},
+    ),
+}
+
+
+def make(arm: str, device: str, **extra: Any) -> ibaml.MetaLearner:
+    method, options = ARMS[arm]
+    torch.manual_seed(0)
+    net = ibaml.nn.conv4(5).to(device)
+    return getattr(methods, method)(net, **{"lr": 0.01, "diagnose": False, **options, **extra})
+
+
+def timed(learner: ibaml.MetaLearner, batch: TaskBatch, repeats: int) -> tuple[float, float]:
+    """Median milliseconds per task, and peak gigabytes."""
+    cuda = batch.support_x.is_cuda
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    spent = []
+    for i in range(repeats + 2):
+        learner.zero_grad()
+        if cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        learner(batch, torch.Generator().manual_seed(i)).backward()
+        if cuda:
+            torch.cuda.synchronize()
+        spent.append(time.perf_counter() - began)
+    spent = sorted(spent[2:])
+    peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else float("nan")
+    return 1e3 * spent[len(spent) // 2] / len(batch), peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tasks", type=int, nargs="+", default=[16])
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}")
+    for tasks in options.tasks:
+        batch = episode_batch(tasks, options.device)
+        for arm in ARMS:
+            if options.only not in arm:
+                continue
+            learner = make(arm, options.device)
+            try:
+                ms, peak = timed(learner, batch, options.repeats)
+            except torch.OutOfMemoryError:
+                print(f"{arm:<14} T={tasks:<3} out of memory", flush=True)
+                continue
+            print(
+                f"{arm:<14} T={tasks:<3} {learner.strategy:<24} {ms:8.2f} ms/task {peak:6.1f} GB",
+                flush=True,
+            )
+            if options.profile:
+                profile(learner, batch)
+
+
+def profile(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
+
+    with watch(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        learner(batch, torch.Generator().manual_seed(0)).backward()
+        torch.cuda.synchronize()
+    order = "self_device_time_total"
+    print(found.key_averages().table(sort_by=order, row_limit=16, max_name_column_width=60))
+
+
+if __name__ == "__main__":
+    main()
