@@ -194,3 +194,39 @@ def test_what_has_no_rule_is_refused_by_name(kind):
     learner = ibaml.methods.maml(_Channels(kind).double(), execution="fold")
     with pytest.raises(ValueError, match=r'execution="fold" is not right.*no rule for'):
         learner(class_batch((1, 6, 6), ways=2))
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_folds_before_an_adapted_head_equal_the_loop(norm, monkeypatch):
+    """What an accelerator takes by itself: tasks folded before the head."""
+    from ibaml import learner as room
+
+    torch.manual_seed(0)
+    net = ibaml.nn.conv4(2, channels=4, in_channels=1, image_size=16, norm=norm).double()
+    batch = class_batch((1, 16, 16), ways=2)
+    found, original = [], room.choose
+    for execution, device in (("loop", "cpu"), ("auto", "cuda")):
+        monkeypatch.setattr(room, "choose", lambda *a, device=device: original(*a[:3], device))
+        learner = ibaml.methods.ibaml(
+            copy.deepcopy(net), adapt="head", execution=execution, samples=2, steps=3
+        )
+        found.append(gradients(learner, batch))
+        found[-1]["statistics"] = torch.cat([b.double().reshape(-1) for b in learner.buffers()])
+    assert learner.strategy == "head, fold before it"
+    for block in found[0]:
+        torch.testing.assert_close(found[1][block], found[0][block], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_convolutions_derivatives_are_torchs(stride, groups):
+    """First and second derivatives against torch's own, and finite differences."""
+    from ibaml.execution.grouped import Shape, convolve
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 2 * groups, 5, 6, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4 * groups, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    shape = Shape((stride, stride), (1, 1), (1, 1), groups)
+    torch.testing.assert_close(convolve(x, w, shape), F.conv2d(x, w, None, stride, 1, 1, groups))
+    assert torch.autograd.gradcheck(lambda a, b: convolve(a, b, shape), (x, w))
+    assert torch.autograd.gradgradcheck(lambda a, b: convolve(a, b, shape), (x, w))

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from ibaml.execution.grouped import Shape, convolve
+
 _FOLDS = "_ibaml_folds"  # how many folds a tensor of the network holds
 _OWN = "_ibaml_own"  # marks weights with a leading dimension of G sets
 
@@ -116,45 +118,45 @@ class _Fold(TorchFunctionMode):
         dilation: Any = 1,
         groups: int = 1,
     ) -> Tensor:
-        run = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
-        options = (stride, padding, dilation)
+        rank = x.dim() - 2
+        if isinstance(padding, str):
+            raise Unfoldable(f"padding {padding!r}")
+
+        def each(n: Any) -> tuple[int, ...]:
+            return (n,) * rank if isinstance(n, int) else tuple(n)
+
+        def shape(groups: int) -> Shape:
+            return Shape(each(stride), each(padding), each(dilation), groups)
+
         folds = self.folds(x)
         if hasattr(weight, _OWN):
             if groups > 1:
                 x, folds = self.spread(x, self.sets), self.sets
-            y = run(x, weight.flatten(0, 1), self.flat(bias), *options, folds * groups)
-            return _marked(y, self.sets)
-        shared = bias if bias is None or not hasattr(bias, _OWN) else None
-        y = run(_parted(x, folds), weight, shared, *options, groups)
-        return self._add_own(_marked(_folded(y, folds), folds), bias)
+            y = convolve(x, weight.flatten(0, 1), shape(folds * groups))
+            folds = self.sets
+        else:
+            y = convolve(_parted(x, folds), weight, shape(groups))
+            y = _folded(y, folds)
+        return self._add_bias(_marked(y, folds), bias)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.dim() != 2:
             raise Unfoldable("linear on more than vectors")
         folds = self.folds(x)
         if not hasattr(weight, _OWN):
-            shared = bias if bias is None or not hasattr(bias, _OWN) else None
-            y = F.linear(_parted(x, folds), weight, shared)
-            return self._add_own(_marked(_folded(y, folds), folds), bias)
+            y = F.linear(_parted(x, folds), weight)
+            return self._add_bias(_marked(_folded(y, folds), folds), bias)
         # (F, N, in) @ (F, in, sets of the fold × out)
         rows = x.unflatten(1, (folds, -1)).transpose(0, 1)
         y = rows @ weight.reshape(folds, -1, weight.shape[-1]).transpose(1, 2)
-        flat = self.flat(bias)
-        y = y.transpose(0, 1).flatten(1)
-        return _marked(y if flat is None else y + flat, self.sets)
+        return self._add_bias(_marked(y.transpose(0, 1).flatten(1), self.sets), bias)
 
-    def flat(self, weight: Tensor | None) -> Tensor | None:
-        """One number per channel of all sets."""
-        if weight is None:
-            return None
-        return weight.flatten() if hasattr(weight, _OWN) else weight.repeat(self.sets)
-
-    def _add_own(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Add a bias of every set's own to the output of a shared weight."""
-        if bias is None or not hasattr(bias, _OWN):
+    def _add_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Add a bias, shared or every set's own, channel by channel."""
+        if bias is None:
             return x
-        wide = self.spread(x, self.sets)
-        return _marked(wide + bias.flatten().view(-1, *[1] * (x.dim() - 2)), self.sets)
+        x, (flat,) = self._affine(x, (bias,))
+        return _marked(x + flat.view(-1, *[1] * (x.dim() - 2)), self.folds(x))
 
     def _affine(self, x: Tensor, weights: tuple[Tensor | None, ...]) -> tuple[Tensor, list[Any]]:
         """x and a norm's weights, one per channel of its folds."""

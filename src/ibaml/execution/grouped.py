@@ -1,0 +1,102 @@
+"""A convolution whose second derivative is made of native kernels too.
+
+Torch's own double backward computes what nobody asked for, and goes through the groups of a grouped
+convolution one by one; here all derivatives up to the second are grouped convolutions:
+
+    y = conv(x, w)                 ∂x = dgrad(g, w)            ∂w = wgrad(x, g)
+    and for cotangents (p, q) of (∂x, ∂w):
+    ∂g = conv(p, w) + conv(x, q)   ∂x = dgrad(g, q)            ∂w = wgrad(p, g)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Shape(NamedTuple):
+    """What a convolution does besides its numbers."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def convolve(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
+    """conv(x, weight), without a bias, differentiable twice."""
+    y: Tensor = _Convolve.apply(x, weight, shape)
+    return y
+
+
+def _forward(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
+    none = [0] * len(s.stride)
+    return torch.ops.aten.convolution(
+        x, weight, None, s.stride, s.padding, s.dilation, False, none, s.groups
+    )
+
+
+def _backward(
+    g: Tensor, x: Tensor, weight: Tensor, s: Shape, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    none = [0] * len(s.stride)
+    found = torch.ops.aten.convolution_backward(
+        g, x, weight, None, s.stride, s.padding, s.dilation, False, none, s.groups,
+        (*wanted, False),
+    )  # fmt: skip
+    return found[0], found[1]
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.shape = shape
+        return _forward(x, weight, shape)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        need_x, need_w = ctx.needs_input_grad[:2]
+        if not (need_x or need_w):
+            return None, None, None
+        if torch.is_grad_enabled():
+            found = _Back.apply(g, x, weight, ctx.shape, (need_x, need_w))
+        else:
+            found = _backward(g, x, weight, ctx.shape, (need_x, need_w))
+        return found[0] if need_x else None, found[1] if need_w else None, None
+
+
+class _Back(torch.autograd.Function):
+    """(∂x, ∂w) as a function of g, x and w."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, x: Tensor, weight: Tensor, shape: Shape, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        ctx.save_for_backward(g, x, weight)
+        ctx.shape = shape
+        ctx.set_materialize_grads(False)
+        return _backward(g, x, weight, shape, wanted)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, p: Tensor | None, q: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, x, weight = ctx.saved_tensors
+        need_g, need_x, need_w = ctx.needs_input_grad[:3]
+        shape = ctx.shape
+        to_g: Tensor | None = None
+        if need_g:
+            if p is not None:
+                to_g = _forward(p, weight, shape)
+            if q is not None:
+                more = _forward(x, q, shape)
+                to_g = more if to_g is None else to_g + more
+        to_x = _backward(g, x, q, shape, (True, False))[0] if need_x and q is not None else None
+        to_w = (
+            _backward(g, p, weight, shape, (False, True))[1] if need_w and p is not None else None
+        )
+        return to_g, to_x, to_w, None, None
