@@ -77,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--phases", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tasks", type=int, nargs="+", default=[16])
     parser.add_argument("--repeats", type=int, default=5)
@@ -98,8 +99,49 @@ def main() -> None:
                 f"{arm:<14} T={tasks:<3} {learner.strategy:<24} {ms:8.2f} ms/task {peak:6.1f} GB",
                 flush=True,
             )
+            if options.phases:
+                phases(learner, batch)
             if options.profile:
                 profile(learner, batch)
+
+
+def phases(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:
+    """Milliseconds per task of the parts of a meta-step."""
+    from ibaml.energy import detached
+
+    support, query = learner.problem(batch, 0)
+    start = learner.belief.start(support.meta.prior, len(batch)).detach()
+    still = detached(support)
+
+    def clock(work, repeats: int = 3) -> float:
+        work()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - began) / repeats / len(batch)
+
+    found = {
+        "noise": clock(lambda: learner.problem(batch, 0)),
+        "solve": clock(lambda: learner.solver.solve(still, start, examine=False)),
+    }
+    v = learner.solver.solve(still, start, examine=False).value.detach()
+
+    def forward() -> torch.Tensor:
+        return detached(query).loss(v.requires_grad_()).mean()
+
+    found["query forward"] = clock(lambda: forward())
+    found["query"] = clock(lambda: torch.autograd.grad(forward(), v))
+    rule = learner.gradient
+    if isinstance(rule, ibaml.Implicit):
+        b = torch.randn_like(v)
+        found["linear solve"] = clock(
+            lambda: rule.pull_back(
+                still, v.detach(), b, [0, 1][: len(still.meta.prior)], ibaml.Record()
+            )
+        )
+    print("   ", ", ".join(f"{name} {ms:.2f}" for name, ms in found.items()), flush=True)
 
 
 def profile(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:
@@ -110,7 +152,7 @@ def profile(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:
         learner(batch, torch.Generator().manual_seed(0)).backward()
         torch.cuda.synchronize()
     order = "self_device_time_total"
-    print(found.key_averages().table(sort_by=order, row_limit=16, max_name_column_width=60))
+    print(found.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=60))
 
 
 if __name__ == "__main__":

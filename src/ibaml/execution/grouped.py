@@ -10,6 +10,8 @@ convolution one by one; here all derivatives up to the second are grouped convol
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -34,19 +36,33 @@ def convolve(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
 
 def _forward(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
     none = [0] * len(s.stride)
-    return torch.ops.aten.convolution(
-        x, weight, None, s.stride, s.padding, s.dilation, False, none, s.groups
-    )
+    with _fastest(x):
+        return torch.ops.aten.convolution(
+            x, weight, None, s.stride, s.padding, s.dilation, False, none, s.groups
+        )
+
+
+@contextmanager
+def _fastest(x: Tensor) -> Iterator[None]:
+    """Let cuDNN try its kernels on a shape it sees for the first time: by its own rules it takes
+    the groups of a convolution one by one."""
+    if not x.is_cuda:
+        yield
+        return
+    now = torch.backends.cudnn
+    with now.flags(now.enabled, True, now.deterministic, now.allow_tf32):
+        yield
 
 
 def _backward(
     g: Tensor, x: Tensor, weight: Tensor, s: Shape, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     none = [0] * len(s.stride)
-    found = torch.ops.aten.convolution_backward(
-        g, x, weight, None, s.stride, s.padding, s.dilation, False, none, s.groups,
-        (*wanted, False),
-    )  # fmt: skip
+    with _fastest(x):
+        found = torch.ops.aten.convolution_backward(
+            g, x, weight, None, s.stride, s.padding, s.dilation, False, none, s.groups,
+            (*wanted, False),
+        )  # fmt: skip
     return found[0], found[1]
 
 
