@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -283,3 +284,18 @@ class TestObjectives:
         assert (support.noise.shape[1], query.noise.shape[1]) == (6, 9)
         *_, support, query = self.losses(ibaml.QueryNll(noise="shared"))
         assert query.noise is support.noise
+
+
+def test_the_devices_noise_is_normal_and_a_seeds_own():
+    """What an accelerator draws, drawn on the CPU: distribution, independence, and keys."""
+    from ibaml.energy.noise import normal
+    from ibaml.seeding import mix
+
+    seeds = torch.tensor([mix(0, key) for key in range(40)])
+    z = normal(seeds, 5001)
+    assert z.shape == (40, 5001)
+    assert scipy.stats.kstest(z.flatten().numpy(), "norm").pvalue > 1e-3
+    assert abs(float((z[:, 1:] * z[:, :-1]).mean())) < 0.01  # neighbours
+    assert abs(float((z[:, :2500] * z[:, 2501:5001]).mean())) < 0.01  # Box and Muller's pairs
+    assert float(torch.corrcoef(z).fill_diagonal_(0).abs().max()) < 0.07  # tasks
+    torch.testing.assert_close(normal(seeds[3:4], 5001)[0], z[3], rtol=0, atol=0)
