@@ -232,3 +232,32 @@ def test_the_convolutions_derivatives_are_torchs(stride, groups):
     assert torch.autograd.gradgradcheck(lambda a, b: convolve(a, b, shape), (x, w))
     if stride == 1:  # the form a GPU takes
         torch.testing.assert_close(_turned(x, w, shape), convolve(x, w, shape))
+
+
+def test_batch_norms_derivatives_are_torchs():
+    from ibaml.execution.normalise import normalise
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 2, 3, dtype=torch.float64, requires_grad=True)
+    w, b = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def ours(*inputs):
+        return normalise(*inputs, 1e-3)
+
+    def torchs(x, w, b):
+        return F.batch_norm(x, None, None, w, b, True, 0.1, 1e-3)
+
+    torch.testing.assert_close(ours(x, w, b), torchs(x, w, b))
+    assert torch.autograd.gradcheck(ours, (x, w, b))
+    assert torch.autograd.gradgradcheck(ours, (x, w, b))
+
+
+@pytest.mark.parametrize("side", [4, 5])
+def test_poolings_derivatives_are_torchs(side):
+    from ibaml.execution.pool import max_pool
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, side, side, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(max_pool(x, (2, 2)), F.max_pool2d(x, 2))
+    assert torch.autograd.gradcheck(lambda a: max_pool(a, (2, 2)), (x,))
+    assert torch.autograd.gradgradcheck(lambda a: max_pool(a, (2, 2)).square(), (x,))

@@ -21,6 +21,8 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from ibaml.execution.grouped import Shape, convolve
+from ibaml.execution.normalise import normalise
+from ibaml.execution.pool import max_pool
 
 _FOLDS = "_ibaml_folds"  # how many folds a tensor of the network holds
 _OWN = "_ibaml_own"  # marks weights with a leading dimension of G sets
@@ -183,7 +185,31 @@ class _Fold(TorchFunctionMode):
         if training and running_mean is not None:
             raise Unfoldable("batch norm that writes running statistics")
         x, (mean, var, w, b) = self._affine(x, (running_mean, running_var, weight, bias))
-        y = F.batch_norm(x, mean, var, w, b, training, momentum, eps)
+        if training and w is not None and b is not None:
+            y = normalise(x, w, b, eps)
+        else:
+            y = F.batch_norm(x, mean, var, w, b, training, momentum, eps)
+        return _marked(y, self.folds(x))
+
+    def max_pool(
+        self,
+        x: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Tensor:
+        if return_indices:
+            raise Unfoldable("max pooling with indices")
+        window, step, border, gap = (
+            (n, n) if isinstance(n, int) else tuple(n)
+            for n in (kernel_size, stride or kernel_size, padding, dilation)
+        )
+        if x.dim() == 4 and window == step and border == (0, 0) and gap == (1, 1) and not ceil_mode:
+            return _marked(max_pool(x, window), self.folds(x))
+        y = F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
         return _marked(y, self.folds(x))
 
     def group_norm(
@@ -245,6 +271,7 @@ _RULES: dict[str, Callable[..., Tensor]] = {
     "torch.nn.functional.batch_norm": _Fold.batch_norm,
     "torch.nn.functional.group_norm": _Fold.group_norm,
     "torch.nn.functional.dropout": _Fold.dropout,
+    "torch.nn.functional.max_pool2d": _Fold.max_pool,
     "torch.flatten": _Fold.flatten,
     "torch.Tensor.flatten": _Fold.flatten,
     "torch.Tensor.view": _Fold.reshape,
