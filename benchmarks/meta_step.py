@@ -78,8 +78,10 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--phases", action="store_true")
+    parser.add_argument("--errors", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tasks", type=int, nargs="+", default=[16])
+    parser.add_argument("--precision", default="full")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
@@ -89,7 +91,7 @@ def main() -> None:
         for arm in ARMS:
             if options.only not in arm:
                 continue
-            learner = make(arm, options.device)
+            learner = make(arm, options.device, precision=options.precision)
             try:
                 ms, peak = timed(learner, batch, options.repeats)
             except torch.OutOfMemoryError:
@@ -99,10 +101,36 @@ def main() -> None:
                 f"{arm:<14} T={tasks:<3} {learner.strategy:<24} {ms:8.2f} ms/task {peak:6.1f} GB",
                 flush=True,
             )
+            if options.errors:
+                errors(arm, options.device)
             if options.phases:
                 phases(learner, batch)
             if options.profile:
                 profile(learner, batch)
+
+
+def errors(arm: str, device: str) -> None:
+    """How far the meta-gradient lies from the float32 loop's (without TF32), by block."""
+    batch = episode_batch(2, device)
+
+    def gradient(tf32: bool, **extra: Any) -> torch.Tensor:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
+            learner = make(arm, device, **extra)
+            learner(batch, torch.Generator().manual_seed(0)).backward()
+            return torch.cat([p.grad.reshape(-1) for p in learner.parameters()])
+
+    loop = gradient(False, execution="loop")
+    ways = {
+        "float32": (False, {}),
+        "TF32": (True, {}),
+        "bfloat16": (True, {"precision": "bfloat16"}),
+        "loop, TF32": (True, {"execution": "loop"}),
+    }
+    found = {
+        name: float((gradient(tf32, **extra) - loop).norm() / loop.norm())
+        for name, (tf32, extra) in ways.items()
+    }
+    print("    gradient error:", ", ".join(f"{n} {e:.1e}" for n, e in found.items()), flush=True)
 
 
 def phases(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:

@@ -206,7 +206,7 @@ def test_folds_before_an_adapted_head_equal_the_loop(norm, monkeypatch):
     batch = class_batch((1, 16, 16), ways=2)
     found, original = [], room.choose
     for execution, device in (("loop", "cpu"), ("auto", "cuda")):
-        monkeypatch.setattr(room, "choose", lambda *a, device=device: original(*a[:3], device))
+        monkeypatch.setattr(room, "choose", lambda *a, device=device, **k: original(*a[:3], device))
         learner = ibaml.methods.ibaml(
             copy.deepcopy(net), adapt="head", execution=execution, samples=2, steps=3
         )
@@ -261,3 +261,20 @@ def test_poolings_derivatives_are_torchs(side):
     torch.testing.assert_close(max_pool(x, (2, 2)), F.max_pool2d(x, 2))
     assert torch.autograd.gradcheck(lambda a: max_pool(a, (2, 2)), (x,))
     assert torch.autograd.gradgradcheck(lambda a: max_pool(a, (2, 2)).square(), (x,))
+
+
+def test_bfloat16_is_a_few_per_cent_off():
+    torch.manual_seed(0)
+    net = ibaml.nn.conv4(2, channels=8, in_channels=1, image_size=16)
+    batch = class_batch((1, 16, 16), ways=2).to(torch.float32)
+    found = []
+    for precision in ("full", "bfloat16"):
+        learner = ibaml.methods.ibaml(
+            copy.deepcopy(net), execution="fold", precision=precision, samples=2, steps=2
+        )
+        found.append(gradients(learner, batch))
+    assert learner.strategy == "fold, bfloat16"
+    error = relative(found[1]["m"], found[0]["m"])
+    assert 0 < error < 0.15
+    with pytest.raises(ValueError, match="precision"):
+        ibaml.methods.ibaml(net, precision="half")

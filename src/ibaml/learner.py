@@ -31,6 +31,7 @@ from ibaml.execution import (
     Moments,
     NormStats,
     Plan,
+    Precision,
     Statistics,
     Strategy,
     Unfoldable,
@@ -82,6 +83,8 @@ class MetaLearner(nn.Module):
         beta: β of κ = β/N; 1 is Bayes, below 1 a tempered posterior.
         init_log_var: ρ at the start, a number for all weights.
         execution: ``"auto"``, ``"loop"``, ``"vmap"``, ``"fold"`` or ``"head"``.
+        precision: ``"full"``, or ``"bfloat16"`` for activations and convolutions where tasks are
+            folded (an accelerator): twice as fast, its gradients a few per cent off.
         diagnose: evaluate E and ∇E at every solution for `diagnostics` (one more evaluation).
 
     Most people build one with `ibaml.methods`.
@@ -104,6 +107,7 @@ class MetaLearner(nn.Module):
         beta: float = 1.0,
         init_log_var: float = -6.0,
         execution: Strategy = "auto",
+        precision: Precision = "full",
         diagnose: bool = True,
     ) -> None:
         super().__init__()
@@ -126,7 +130,8 @@ class MetaLearner(nn.Module):
         self.beta = beta
         self.diagnose = diagnose
         self.execution: Strategy = execution
-        self._run = choose(model, execution, self.roles.adapted)
+        self.precision: Precision = precision
+        self._run = choose(model, execution, self.roles.adapted, precision=precision)
         self._checked: set[tuple[Any, ...]] = set()
         self._diagnostics: Diagnostics | None = None
         self._statistics: Statistics | None = None  # being gathered
@@ -521,8 +526,10 @@ class MetaLearner(nn.Module):
     ) -> None:
         """Choose how weight sets run through the network here: the fastest way that is seen to
         agree with the loop, on two tasks and two samples."""
-        chosen = choose(self.model, self.execution, self.roles.adapted, x.device.type)
-        ways = [chosen, replace(chosen, whole="loop"), chosen.plain()]
+        chosen = choose(
+            self.model, self.execution, self.roles.adapted, x.device.type, self.precision
+        )
+        ways = [chosen, replace(chosen, whole="loop", precision=None), chosen.plain()]
         two = torch.cat([x[:1], x[-1:]]), torch.cat([y[:1], y[-1:]])
         energy = self.energy(
             *two, self._draw(0, (0, 1), layout.size, Stream.ADAPT, 2), layout, plan

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from ibaml.execution.call import twice_differentiable
@@ -30,6 +31,7 @@ from ibaml.execution.vmap import run_vmap, unsafe_layers
 Strategy = Literal["auto", "loop", "vmap", "fold", "head"]
 STRATEGIES: tuple[Strategy, ...] = ("auto", "loop", "vmap", "fold", "head")
 _WHOLE = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
+Precision = Literal["full", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,22 @@ class Runner:
         whole: how the whole network runs, ``"loop"``, ``"vmap"`` or ``"fold"``.
         head: the layer that owns every adapted weight, where the layers before it may run once a
             task instead of once a weight set.
+        precision: of activations and convolutions in folds, None for that of the weights.
     """
 
     whole: str
     head: str | None
     recurrent: bool
+    precision: torch.dtype | None = None
 
     @property
     def strategy(self) -> str:
-        return self.whole if self.head is None else f"head, {self.whole} before it"
+        way = self.whole if self.head is None else f"head, {self.whole} before it"
+        return way if self.precision is None else f"{way}, {str(self.precision)[6:]}"
 
     def plain(self) -> Runner:
         """The loop, the oracle of every other way."""
-        return replace(self, whole="loop", head=None)
+        return replace(self, whole="loop", head=None, precision=None)
 
     def __call__(
         self,
@@ -62,6 +67,8 @@ class Runner:
         x: Tensor,
     ) -> Tensor:
         with twice_differentiable(self.recurrent):
+            if self.whole == "fold":
+                return run_fold(model, weights, constants, x, self.precision)
             return _WHOLE[self.whole](model, weights, constants, x)
 
     def features(
@@ -71,7 +78,7 @@ class Runner:
         if self.head is None:
             return None
         with twice_differentiable(self.recurrent):
-            return run_features(model, self.head, constants, x, self.whole)
+            return run_features(model, self.head, constants, x, self.whole, self.precision)
 
     def from_features(
         self,
@@ -88,6 +95,7 @@ def choose(
     strategy: Strategy = "auto",
     adapted: Sequence[str] = (),
     device: str = "cpu",
+    precision: Precision = "full",
 ) -> Runner:
     """How to run ``model``: ``"auto"`` takes the head by itself where only it is adapted, vmap for
     plain dense networks, where it is much faster, and elsewhere the loop on a CPU (where grouped
@@ -112,7 +120,10 @@ def choose(
         whole = "vmap"
     else:
         whole = "loop" if device == "cpu" else "fold"
-    return Runner(whole, head, any(isinstance(m, nn.RNNBase) for m in model.modules()))
+    if precision not in ("full", "bfloat16"):
+        raise ValueError(f'precision must be "full" or "bfloat16", got {precision!r}')
+    rough = torch.bfloat16 if precision == "bfloat16" and whole == "fold" else None
+    return Runner(whole, head, any(isinstance(m, nn.RNNBase) for m in model.modules()), rough)
 
 
 __all__ = [
@@ -122,6 +133,7 @@ __all__ = [
     "Moments",
     "NormStats",
     "Plan",
+    "Precision",
     "Runner",
     "Statistics",
     "Strategy",

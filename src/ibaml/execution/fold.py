@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -134,10 +135,10 @@ class _Fold(TorchFunctionMode):
         if hasattr(weight, _OWN):
             if groups > 1:
                 x, folds = self.spread(x, self.sets), self.sets
-            y = convolve(x, weight.flatten(0, 1), shape(folds * groups))
+            y = convolve(x, weight.flatten(0, 1).to(x.dtype), shape(folds * groups))
             folds = self.sets
         else:
-            y = convolve(_parted(x, folds), weight, shape(groups))
+            y = convolve(_parted(x, folds), weight.to(x.dtype), shape(groups))
             y = _folded(y, folds)
         return self._add_bias(_marked(y, folds), bias)
 
@@ -145,6 +146,7 @@ class _Fold(TorchFunctionMode):
         if x.dim() != 2:
             raise Unfoldable("linear on more than vectors")
         folds = self.folds(x)
+        x = _marked(x.to(weight.dtype), folds)  # the head in full precision
         if not hasattr(weight, _OWN):
             y = F.linear(_parted(x, folds), weight)
             return self._add_bias(_marked(_folded(y, folds), folds), bias)
@@ -158,7 +160,8 @@ class _Fold(TorchFunctionMode):
         if bias is None:
             return x
         x, (flat,) = self._affine(x, (bias,))
-        return _marked(x + flat.view(-1, *[1] * (x.dim() - 2)), self.folds(x))
+        flat = flat.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
+        return _marked(x + flat, self.folds(x))
 
     def _affine(self, x: Tensor, weights: tuple[Tensor | None, ...]) -> tuple[Tensor, list[Any]]:
         """x and a norm's weights, one per channel of its folds."""
@@ -222,6 +225,7 @@ class _Fold(TorchFunctionMode):
     ) -> Tensor:
         x, (w, b) = self._affine(x, (weight, bias))
         folds = self.folds(x)
+        w, b = (t if t is None else t.to(x.dtype) for t in (w, b))
         return _marked(F.group_norm(x, num_groups * folds, w, b, eps), folds)
 
     def flatten(self, x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -286,16 +290,23 @@ def run_fold(
     weights: Mapping[str, Tensor],
     constants: Mapping[str, Tensor | None],
     x: Tensor,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
-    """As `run_loop`, with tasks × samples folded into the channels of native kernels."""
+    """As `run_loop`, with tasks × samples folded into the channels of native kernels.
+
+    Args:
+        precision: of activations and convolutions; norms' weights and linear layers stay as they
+            are.
+    """
     tasks, samples = next(iter(weights.values())).shape[:2]
     own = {}
     for name, w in weights.items():
         own[name] = w.flatten(0, 1)
         setattr(own[name], _OWN, True)
     mode = _Fold(tasks, samples)
-    y = mode.spread(run_mode(mode, model, {**constants, **own}, x), mode.sets)
-    return y.unflatten(1, (tasks, samples, -1)).movedim(0, 2)
+    inputs = x if precision is None else x.to(precision)
+    y = mode.spread(run_mode(mode, model, {**constants, **own}, inputs), mode.sets)
+    return y.unflatten(1, (tasks, samples, -1)).movedim(0, 2).to(x.dtype)
 
 
 def run_mode(

@@ -33,7 +33,12 @@ def find_head(model: nn.Module, adapted: Sequence[str]) -> str | None:
 
 
 def run_features(
-    model: nn.Module, head: str, constants: Mapping[str, Tensor | None], x: Tensor, whole: str
+    model: nn.Module,
+    head: str,
+    constants: Mapping[str, Tensor | None],
+    x: Tensor,
+    whole: str,
+    precision: torch.dtype | None = None,
 ) -> Tensor | None:
     """What the head reads, (T, N, …), for the tasks' inputs x (T, N, …); None where the network is
     not features followed by this head.
@@ -42,6 +47,7 @@ def run_features(
         whole: how the layers before the head run: ``"loop"``, one task after another; ``"vmap"``,
             all tasks in one pass, for layers that treat every example by itself; ``"fold"``, tasks
             folded into channels.
+        precision: of folds.
     """
     seen: list[tuple[Tensor, Tensor, tuple[int, int]]] = []
 
@@ -55,6 +61,7 @@ def run_features(
         for part in x if whole == "loop" else [x]:
             seen.clear()
             if whole == "fold":
+                part = part if precision is None else part.to(precision)
                 output = run_mode(folded_tasks(len(x)), model, constants, part)
             else:
                 output = call(model, constants, part.flatten(0, 1) if whole == "vmap" else part)
@@ -68,7 +75,9 @@ def run_features(
         handle.remove()
     if whole == "loop":
         return torch.stack(found)
-    return part_tasks(found[0]) if whole == "fold" else found[0].unflatten(0, x.shape[:2])
+    if whole == "vmap":
+        return found[0].unflatten(0, x.shape[:2])
+    return part_tasks(found[0]).to(x.dtype)
 
 
 def run_head(

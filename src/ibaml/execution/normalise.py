@@ -80,7 +80,7 @@ class _Back(torch.autograd.Function):
         wide = (-1, *[1] * (x.dim() - 2))
 
         def per(channel: Tensor) -> Tensor:
-            return channel.view(wide)
+            return channel.to(x.dtype).view(wide)
 
         a, b = sum_g / n, sum_gx / n
         zero = torch.zeros_like(w)
@@ -91,9 +91,8 @@ class _Back(torch.autograd.Function):
             to_g, sum_px, sum_p = _backward(p, x, w, mean, s, ctx.eps)
             big_p, big_q = sum_p / n, sum_px / n
             if need_x or need_w:
-                inner = torch.linalg.vecdot(
-                    p.transpose(0, 1).flatten(1), g.transpose(0, 1).flatten(1)
-                )
+                over = [d for d in range(x.dim()) if d != 1]
+                inner = (p * g).sum(over, dtype=w.dtype)
                 k = inner / n - big_p * a - big_q * b
         slope = zero if q is None else q
         if need_g and (q is not None or r is not None):

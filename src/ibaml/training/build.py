@@ -151,6 +151,7 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
         "adapt": settings.adapt,
         "tie_head": settings.tie_head,
         "execution": settings.execution,
+        "precision": settings.precision,
         "solver": _solver(settings),
         "objective": _objective(settings),
     }
