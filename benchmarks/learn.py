@@ -31,7 +31,7 @@ from ibaml.training import Run, RunError, open_run, resolve, train
 
 MARGIN = 0.10
 TASKS = 400
-COMMON: dict[str, Any] = {"channels": 16, "val_every": 0, "tensorboard": False}
+COMMON: dict[str, Any] = {"channels": 16, "val_every": 0, "tensorboard": False, "threads": 1}
 ALL: dict[str, Any] = {"adapt": "all", "tasks": 4}
 ARMS: dict[str, dict[str, Any]] = {
     "ibaml, head": {"method": "ibaml", "iterations": 400},

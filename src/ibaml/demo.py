@@ -38,6 +38,7 @@ def settings(iterations: int) -> Settings:
             "val_every": 100,
             "val_tasks": 50,
             "tensorboard": False,
+            "threads": 1,  # small layers: two threads wait for each other more than they work
         }
     )
 
