@@ -336,3 +336,90 @@ def test_one_run_or_the_same_twice_is_no_comparison(runs, tmp_path):
     assert "two run folders or more" in refused("compare", runs / "ours")
     assert "named twice" in refused("compare", runs / "ours", runs / "ours")
     assert "does not exist" in refused("compare", runs / "ours", tmp_path / "nothing")
+
+
+# --- what a hostile user found -------------------------------------------------------------------
+
+
+def test_the_picture_is_of_the_split_that_was_asked_for(runs, tmp_path):
+    """Here only the training split has classes enough."""
+    from ibaml.assessment import assess, write_assessment
+
+    found = assess(open_run(runs / "norm"), Protocol(tasks=2, queries=3, split="train"))
+    drawn = []
+    source = found.source
+    real = type(source).episodes
+    type(source).episodes = lambda self, split: drawn.append(split) or real(self, split)
+    try:
+        write_assessment(found, tmp_path, {}, "train")
+    finally:
+        type(source).episodes = real
+    assert set(drawn) == {"train"}
+
+
+def test_regression_and_classes_do_not_mix(runs):
+    features = runs / "features.npz"
+    for words_, command in (
+        ("is regression, and", ("evaluate", runs / "waves", "--data", features)),
+        ("ways is for classification", ("evaluate", runs / "waves", "--ways", "3")),
+        ("does not fit", ("evaluate", runs / "ours", *FEW, "--data", "sinusoids")),
+        ("is classes and", ("compare", runs / "ours", runs / "waves", *FEW)),
+    ):
+        assert words_ in refused(*command)
+
+
+def test_other_data_do_not_take_the_runs_root_and_splits(runs, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "ours", run)
+    config = json.loads((run / "config.json").read_text())
+    config["settings"].update(root="/nowhere", splits="/nowhere.json")
+    (run / "config.json").write_text(json.dumps(config))
+    seen = []
+    monkeypatch.setattr("ibaml.assessment.open_tasks", lambda given, *_: seen.append(given))
+    for given in ({"data": "omniglot"}, {"data": "omniglot", "root": "there"}):
+        with pytest.raises(AttributeError):  # no tasks come back
+            open_test(open_run(run), Protocol(**given))
+    assert [(s.root, s.splits) for s in seen] == [(None, None), ("there", None)]
+
+
+def test_a_run_under_two_names_is_the_same_run(runs, tmp_path):
+    (tmp_path / "link").symlink_to(runs / "ours")
+    assert "named twice" in refused("compare", runs / "ours", tmp_path / "link", *FEW)
+
+
+def test_a_name_may_look_like_mathematics(tmp_path):
+    name = "x$\\frac{$"
+    file = features_file(tmp_path / f"{name}.npz")
+    settings = resolve(
+        {"data": file, "ways": 3, "queries": 3, "hidden": "4", "method": "fomaml", "threads": 1,
+         "iterations": 1, "val_every": 0, "tensorboard": False}
+    )  # fmt: skip
+    train(settings, tmp_path / name)
+    invoke("evaluate", tmp_path / name, *FEW)
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_a_place_that_cannot_be_written_is_said_before_the_work(runs, tmp_path, where, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("ibaml.assessment.assess", None)  # it is not called
+    refused("evaluate", runs / "ours", *FEW, "--out", tmp_path / where)
+    refused("compare", runs / "ours", runs / "maml", *FEW, "--out", tmp_path / where)
+
+
+def test_tasks_whose_adaptation_diverged_are_counted(tmp_path):
+    """There the prior answers: figures of a learner that never adapts are told as such."""
+    run, _ = train(waves(method="maml", inner_lr=1e6, iterations=1, val_every=0), tmp_path / "run")
+    with pytest.warns(RuntimeWarning, match="diverged"):
+        shown = invoke("evaluate", run.path, "--tasks", "4")
+    assert "adaptation diverged in 4 of 4 tasks" in shown
+    assert strict(run.path / "evaluation" / "summary.json")["diverged"] == {"": 4}
+
+
+def test_a_run_is_judged_from_another_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    features_file(tmp_path / "features.npz")
+    settings = {"data": "features.npz", "ways": 3, "queries": 3, "method": "fomaml", "threads": 1}
+    train(resolve({**settings, "iterations": 1, "val_every": 0, "tensorboard": False}), "run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    invoke("evaluate", "../run", *FEW)

@@ -28,7 +28,7 @@ from runs import (
 )
 
 NORM = {"data": "glyphs", "channels": 2, "tasks": 3, "queries": 2, "dtype": "float64"}
-SHORT = {**WAVES, "method": "fomaml", "iterations": 1500, "checkpoint_every": 5, "val_every": 500}
+SHORT = {**WAVES, "method": "fomaml", "iterations": 1000, "checkpoint_every": 5, "val_every": 500}
 
 
 def start(*arguments: str | Path, **extra: str) -> subprocess.Popen[str]:
@@ -60,7 +60,7 @@ def test_killed_ten_times_at_random_the_weights_are_those_of_the_uninterrupted_r
     chance = random.Random(0)
     process = start("train", "--out", cut, *words(SHORT))
     for kill in range(10):
-        goal = min(steps(cut) + chance.randrange(1, 130), SHORT["iterations"] - 100 + kill)
+        goal = min(steps(cut) + chance.randrange(1, 85), SHORT["iterations"] - 100 + kill)
         wait_for(lambda goal=goal: steps(cut) >= goal, process)
         time.sleep(chance.random() * 0.03)
         process.kill()
@@ -242,7 +242,7 @@ with joined(me, torch.device("cpu")):
 
 def test_one_of_two_processes_killed_the_run_completes(tmp_path):
     run = tmp_path / "run"
-    given = {**SHORT, "iterations": 1500, "checkpoint_every": 20, "val_every": 0}
+    given = {**SHORT, "iterations": 600, "checkpoint_every": 20, "val_every": 0}
     process = subprocess.Popen(
         [*TORCHRUN, "--max-restarts", "2", "-m", "ibaml", "train", "--out", run, *words(given)],
         stdout=subprocess.PIPE,
@@ -258,5 +258,44 @@ def test_one_of_two_processes_killed_the_run_completes(tmp_path):
     os.kill(int(workers[1]), signal.SIGKILL)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
-    assert steps(run) == 1500
+    assert steps(run) == 600
     assert "going on after iteration" in output
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_iteration(tmp_path):
+    script = tmp_path / "stop.py"
+    script.write_text(f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from runs import waves
+from ibaml.training import train
+from test_training import Recorder
+class Stop(Recorder):
+    def stepped(self, step):
+        if step.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+settings = waves(method="fomaml", iterations=500, val_every=0)
+_, outcome = train(settings, {str(tmp_path / "run")!r}, watchers=lambda run, learner: [Stop()])
+print(f"{{outcome.step}} {{int(outcome.signal)}}\\n", end="")
+""")
+    done = subprocess.run(
+        [*TORCHRUN, str(script)], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("6 15\n") == 2, done.stdout
+    assert steps(tmp_path / "run") == 6
+
+
+def test_a_restart_does_not_go_on_with_another_run(tmp_path):
+    run = tmp_path / "run"
+    train_ = [*words({**SHORT, "iterations": 3, "val_every": 0}), "--out", run]
+    assert ibaml("train", *train_).returncode == 0
+    others = words({**SHORT, "iterations": 5, "val_every": 0, "method": "maml"})
+    again = environment(
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
+        TORCHELASTIC_RESTART_COUNT="1",
+    )  # fmt: skip
+    done = ibaml("train", *others, "--out", run, env=again)
+    assert done.returncode == 1
+    assert "is another run (method differs)" in done.stdout
+    assert steps(run) == 3

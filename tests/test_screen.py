@@ -173,7 +173,7 @@ def test_a_bar_goes_on_where_a_run_goes_on(terminal):
 
 # --- text as it is -------------------------------------------------------------------------------
 
-ODD = "runs/[red]a[/red] [/] [link=x] 100 %"
+ODD = "runs/[red]a[/red] [/] [link=x] :100: %"
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -19,7 +19,7 @@ from ibaml.training.outer import Average, build_optimiser, rate_at
 from ibaml.training.processes import Processes
 from live_bytes import peak_bytes
 from oracles import relative
-from real_data import DATA
+from real_data import DATA, real
 from runs import features_file, final_state, gradient, make, same, waves
 
 
@@ -122,9 +122,8 @@ class _IllTasks:
         ]  # fmt: skip
 
 
-@pytest.mark.skipif(DATA is None, reason="IBAML_DATA is not set")
+@real
 def test_tables_of_unequal_tasks_train_and_micro_batches_agree(tmp_path):
-    assert DATA is not None
     given = {
         "data": str(DATA / "gapminder" / "gapminder.tsv"),
         "task": "country", "features": "year", "target": "lifeExp",
@@ -197,8 +196,8 @@ def test_the_average_weighs_iterates_geometrically():
     expected = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
     assert float(average.values["w"][0]) == pytest.approx(expected, rel=1e-12)
     with average.in_place():
-        assert float(parameter[0]) == pytest.approx(expected)
-    assert float(parameter[0]) == 25.0
+        assert float(parameter.detach()[0]) == pytest.approx(expected)
+    assert float(parameter.detach()[0]) == 25.0
 
 
 @pytest.mark.parametrize(
@@ -503,3 +502,80 @@ def test_two_methods_learn(method, iterations, tmp_path):
     trained = seen.validations[-1][1]
     assert trained["accuracy"] > untrained["accuracy"] + 0.2, (untrained, trained)
     assert trained["nll"] < untrained["nll"] - 0.2
+
+
+# --- what a hostile user found -------------------------------------------------------------------
+
+
+def test_a_new_end_is_remembered_and_must_lie_ahead(tmp_path):
+    settings = waves(method="fomaml", iterations=4, val_every=0)
+    run, _ = train(settings, tmp_path / "run")
+    resume(run.path, iterations=8)
+    assert open_run(run.path).settings.iterations == 8
+    assert resume(run.path)[1].step == 8
+    for wrong, words in ((3, "at iteration 8 already"), (-1, "iterations must be 0 or more")):
+        with pytest.raises(ValueError, match=words):
+            resume(run.path, iterations=wrong)
+
+
+def test_checkpoints_of_another_run_are_not_mixed_with_new_ones(tmp_path):
+    settings = waves(method="fomaml", iterations=9, checkpoint_every=3, val_every=0)
+    run, _ = train(settings, tmp_path / "run")
+    (run.path / "config.json").unlink()
+    with pytest.raises(RunError, match="is a run already: choose another"):
+        train(replace(settings, iterations=2), run.path)
+
+
+def test_a_run_that_never_saved_may_begin_anew_unless_it_is_being_trained(tmp_path):
+    settings = waves(method="fomaml", iterations=2, val_every=0)
+    run, _ = train(settings, tmp_path / "run")
+    for path in run.saved():
+        path.unlink()
+    with run.held(), pytest.raises(RunError, match="another process"):
+        train(waves(method="maml", iterations=2, val_every=0), run.path)
+    assert open_run(run.path).settings.method == "fomaml"
+    train(waves(method="maml", iterations=2, val_every=0), run.path)
+    assert open_run(run.path).settings.method == "maml"
+
+
+def test_no_iterations_leave_the_prior_a_run_begins_from(tmp_path):
+    settings = waves(iterations=0)
+    run, _ = train(settings, tmp_path / "run")
+    expected = make(settings).learner.state_dict()
+    assert same(ibaml.load(run.path).state_dict(), expected)
+
+
+def test_the_log_is_json_also_when_nothing_is_finite(tmp_path):
+    settings = waves(method="maml", inner_lr=1e6, iterations=2, log_every=1, val_every=0)
+    run, _ = train(settings, tmp_path / "run")
+
+    def never(word: str):
+        raise AssertionError(word)
+
+    lines = (run.path / "log.jsonl").read_text().splitlines()
+    found = [json.loads(line, parse_constant=never) for line in lines]
+    assert [x["loss"] for x in found if "loss" in x] == [None, None]
+
+
+def test_one_task_at_a_time_is_not_refused_because_two_do_not_fit(monkeypatch):
+    trainer = make(waves(method="maml", micro_batch=1))
+    real = trainer._probe
+
+    def probe(count: int) -> int:
+        if count > 1:
+            raise TrainingError("2 task(s) do not fit into memory")
+        return real(count)
+
+    monkeypatch.setattr(trainer, "_probe", probe)
+    trainer.fit_memory()
+    assert trainer.settings.micro_batch == 1
+
+
+def test_errors_too_large_to_square_are_told_not_fatal():
+    seen = Recorder()
+    trainer = make(waves(method="fomaml"), watchers=[seen])
+    with torch.no_grad():  # σ so large that the nll is finite
+        for name, parameter in trainer.learner.named_parameters():
+            parameter.fill_(70.0 if name.startswith("likelihood") else 1e25)
+    assert math.isnan(trainer.validate()["rmse"])
+    assert "not finite" in seen.sentences[0]

@@ -30,7 +30,7 @@ from ibaml.tasks import EpisodeTasks, SinusoidTasks, TaskSource
 from ibaml.tasks.sources.decode import Progress
 from ibaml.training.build import open_tasks, pick_device
 from ibaml.training.run import Run
-from ibaml.training.settings import SettingsError, checked, setting
+from ibaml.training.settings import SettingsError, checked, is_regression, setting
 from ibaml.training.start import load_run
 
 _TASKS, _HOW = "Which tasks", "How predictions are made"
@@ -78,6 +78,7 @@ class Assessment:
     source: TaskSource
     step: int
     scores: dict[str, Scores]
+    diverged: dict[str, int]  # tasks whose adaptation diverged: the prior answered
 
     @property
     def main(self) -> Scores:
@@ -92,13 +93,29 @@ def open_test(run: Run, protocol: Protocol, progress: Progress | None = None) ->
         for name in ("ways", "shots", "data", "root")
         if (value := getattr(protocol, name)) is not None
     }
+    if "data" in changed:  # what belongs to the run's own data does not go with it
+        changed = {"root": None, "splits": None, **changed}
+    if "ways" in changed and settings.regression:
+        raise SettingsError(f"ways is for classification, and {run.path} is regression")
     if "ways" in changed and changed["ways"] != settings.ways and not settings.tie_head:
         raise SettingsError(
             f"{run.path} was trained {settings.ways}-way and its head has a prior for each class: "
             "other ways need a run trained with --tie-head"
         )
     settings = replace(settings, **changed, queries=protocol.queries)
+    if settings.ways is None and not is_regression(vars(settings)):
+        raise SettingsError(f"{run.path} is regression, and {settings.data} is not")
     source = open_tasks(settings, pick_device(replace(settings, device=protocol.device)), progress)
+    ours, theirs = tuple(run.data["example_shape"]), source.example_shape
+    if ours != theirs or (source.ways is None) != run.settings.regression:
+        raise SettingsError(
+            f"{source.name} does not fit {run.path}: "
+            + (
+                f"one input has shape {theirs}, and the run was trained on {ours}"
+                if ours != theirs
+                else "one is regression and the other is not"
+            )
+        )
     source.batches(protocol.split, [0])  # no such split, too few classes: said now
     return source
 
@@ -132,9 +149,10 @@ def assess_learner(
     told: Told | None = None,
 ) -> Assessment:
     """Any learner on the tasks of the protocol."""
-    scores = {}
+    scores, diverged = {}, {}
     for name, norm_stats in norm_protocols(learner, protocol.norm_stats, beside).items():
         report = (lambda done, name=name: told(name, done)) if told is not None else None
+        ill: list[int] = []
         scores[name] = score_tasks(
             learner,
             source,
@@ -144,8 +162,10 @@ def assess_learner(
             norm_stats=norm_stats,
             batch=protocol.batch,
             progress=report,
+            diverged=ill,
         )
-    return Assessment(learner, source, step, scores)
+        diverged[name] = len(ill)
+    return Assessment(learner, source, step, scores, diverged)
 
 
 def norm_protocols(
@@ -170,7 +190,9 @@ def norm_protocols(
 # --- what is left behind ------------------------------------------------------------------------
 
 
-def write_assessment(found: Assessment, folder: Path, facts: Mapping[str, Any]) -> list[Path]:
+def write_assessment(
+    found: Assessment, folder: Path, facts: Mapping[str, Any], split: str = "test"
+) -> list[Path]:
     """summary.json, tasks.csv and tasks.json, and the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     summary = {
@@ -187,14 +209,18 @@ def write_assessment(found: Assessment, folder: Path, facts: Mapping[str, Any]) 
     files = [folder / "summary.json", folder / "tasks.csv", folder / "tasks.json"]
     write_whole(
         files[0],
-        json.dumps({**facts, "iteration": found.step, "results": summary}, indent=2) + "\n",
+        json.dumps(
+            {**facts, "iteration": found.step, "diverged": found.diverged, "results": summary},
+            indent=2,
+        )
+        + "\n",
     )
     write_whole(files[1], text.getvalue())
     write_whole(files[2], json.dumps(rows) + "\n")
-    return [*files, *draw_assessment(found, folder)]
+    return [*files, *draw_assessment(found, folder, split)]
 
 
-def draw_assessment(found: Assessment, folder: Path) -> list[Path]:
+def draw_assessment(found: Assessment, folder: Path, split: str = "test") -> list[Path]:
     """The pictures of a run: reliability, selective accuracy and an episode, or fits."""
     pictures = []
     classes = {n or "test tasks": s for n, s in found.scores.items() if isinstance(s, ClassScores)}
@@ -204,7 +230,8 @@ def draw_assessment(found: Assessment, folder: Path) -> list[Path]:
         title = f"{found.source.name}: accuracy when the least sure are left out"
         pictures.append(draw_selective(classes, folder / "selective.png", title))
     if isinstance(found.source, EpisodeTasks) and found.source.data.is_image:
-        pictures.append(draw_predictions(found.learner, found.source, folder / "episode.png"))
+        path = folder / "episode.png"
+        pictures.append(draw_predictions(found.learner, found.source, path, split))
     if isinstance(found.source, SinusoidTasks):
         pictures.append(draw_waves(found.learner, found.source, folder / "fits.png"))
     return pictures
@@ -272,6 +299,11 @@ def comparable(runs: Sequence[Run], protocol: Protocol) -> None:
     protocol says is the same for all."""
     first = runs[0]
     for run in runs[1:]:
+        if run.settings.regression != first.settings.regression:
+            kinds = ["regression" if r.settings.regression else "classes" for r in (first, run)]
+            raise SettingsError(
+                f"the runs differ: {first.path} is {kinds[0]} and {run.path} {kinds[1]}"
+            )
         for field in ("ways", "shots"):
             ours, theirs = getattr(first.settings, field), getattr(run.settings, field)
             if ours != theirs and getattr(protocol, field) is None:

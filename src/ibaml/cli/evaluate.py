@@ -50,13 +50,17 @@ def evaluate(
     with told():
         protocol = Protocol.of(given)
         found_run = open_run(run)
+        folder = out or run / "evaluation"
+        folder.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
         with decoding() as decoded, counting(protocol.tasks) as count:
             found = assess(found_run, protocol, told=count, progress=decoded)
         facts = {"run": str(run), "protocol": vars(protocol), "data": found.source.name}
-        files = write_assessment(found, out or run / "evaluation", facts)
+        files = write_assessment(found, folder, facts, protocol.split)
     title = f"{found_run.settings.method} on {found.source.name}, {_tasks(protocol)}"
     column = "" if "" in found.scores else "norm_stats"
     show({name: s.summary() for name, s in found.scores.items()}, title, column)
+    if most := max(found.diverged.values()):
+        say(f"adaptation diverged in {most} of {protocol.tasks} tasks: there the prior answered")
     for file in files:
         say(f"  {file}")
 
@@ -77,6 +81,7 @@ def compare(
         protocol = Protocol.of(given)
         opened = {name: open_run(path) for name, path in _names(runs).items()}
         comparable(list(opened.values()), protocol)
+        out.mkdir(parents=True, exist_ok=True)
         scores = {}
         for name, run in opened.items():
             with decoding() as decoded, counting(protocol.tasks, name) as count:
@@ -99,7 +104,7 @@ def _names(runs: list[Path]) -> dict[str, Path]:
     short = [path.name or str(path) for path in runs]
     if len(set(short)) < len(short):
         short = [str(path) for path in runs]
-    if len(set(short)) < len(short):
+    if len({path.resolve() for path in runs}) < len(runs):
         raise ValueError("the same run is named twice")
     return dict(zip(short, runs, strict=True))
 

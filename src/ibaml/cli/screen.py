@@ -20,12 +20,14 @@ from rich.progress import (
 
 from ibaml.training.watch import Step
 
-console = Console()
+console = Console(emoji=False)  # a path may hold :100:
 
 
 def say(text: object, style: str | None = None) -> None:
     """Print text that may hold anything, names of files above all."""
-    console.print(str(text), style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        str(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,11 +92,12 @@ def _train(
                 )
     if not first:
         return
+    place = shlex.quote(str(run.path))
     if outcome.signal is not None:
         name = signal.Signals(outcome.signal).name
-        say(f"{name}: saved after iteration {outcome.step}. Go on: ibaml train --resume {run.path}")
+        say(f"{name}: saved after iteration {outcome.step}. Go on: ibaml train --resume {place}")
         raise typer.Exit(128 + outcome.signal)
-    say(f"done: {run.path}. Next: ibaml evaluate {run.path}")
+    say(f"done: {run.path}. Next: ibaml evaluate {place}")
 
 
 def _introduce(run: Any, learner: Any) -> None:

@@ -28,6 +28,7 @@ def score_tasks(
     norm_stats: NormStats | None = None,
     batch: int = 16,
     progress: Callable[[int], None] | None = None,
+    diverged: list[int] | None = None,
 ) -> Scores:
     """Scores of the tasks of these keys.
 
@@ -36,6 +37,7 @@ def score_tasks(
         norm_stats: batch norm's statistics, see `MetaLearner.adapt`.
         batch: tasks at once.
         progress: told the number of tasks done so far.
+        diverged: keys of tasks whose adaptation diverged, so that the prior answered, are added.
     """
     if not keys:
         raise ValueError("keys: at least one task is needed")
@@ -46,21 +48,19 @@ def score_tasks(
     for begin in range(0, len(keys), batch):
         chunk = keys[begin : begin + batch]
         for group in tasks.batches(split, chunk):
-            parts.append(score_batch(learner, group, samples, norm_stats))
+            posteriors = learner.adapt_all(group, norm_stats=norm_stats)
+            parts.append(score_posteriors(posteriors, group, samples))
+            if diverged is not None and posteriors.solution is not None:
+                ill = posteriors.solution.diverged.tolist()
+                diverged += [key for key, out in zip(group.task_keys, ill, strict=True) if out]
         done += len(chunk)
         if progress is not None:
             progress(done)
     return type(parts[0]).join(parts)  # type: ignore[arg-type]
 
 
-def score_batch(
-    learner: MetaLearner,
-    batch: TaskBatch,
-    samples: int = 10,
-    norm_stats: NormStats | None = None,
-) -> Scores:
+def score_posteriors(posteriors: Posteriors, batch: TaskBatch, samples: int = 10) -> Scores:
     """Scores of one batch of tasks."""
-    posteriors = learner.adapt_all(batch, norm_stats=norm_stats)
     if batch.query_y.is_floating_point():
         return _regression(posteriors, batch, samples)
     probabilities = posteriors.predict_proba(batch.query_x, samples)
@@ -74,6 +74,7 @@ def _regression(posteriors: Posteriors, batch: TaskBatch, samples: int) -> Regre
     _finite(mean, batch)
     _finite(nll, batch)
     error = (mean - batch.query_y).flatten(1)
+    _finite(error.square(), batch)
     inside = error.abs() <= _WIDTH * variance.flatten(1).sqrt()
     per_task = [nll.mean(1), error.square().mean(1), inside.double().mean(1)]
     nlls, mses, insides = (t.double().cpu().numpy() for t in per_task)

@@ -42,7 +42,7 @@ def draw_reliability(scores: Mapping[str, ClassScores], path: Path, headline: st
         if column == 0:
             upper.set_ylabel("accuracy")
             lower.set_ylabel("share of\npredictions")
-    figure.suptitle(headline, fontsize=12)
+    figure.suptitle(headline, fontsize=12, parse_math=False)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=min(2 * columns, 4), frameon=False,
@@ -96,7 +96,7 @@ def draw_selective(
     axis.set_xlabel("share of the queries answered, the surest first")
     axis.set_ylabel("accuracy of the answers")
     axis.set_xlim(0, 1)
-    axis.set_title(headline, fontsize=12)
+    axis.set_title(headline, fontsize=12, parse_math=False)
     axis.grid(alpha=0.2)
     for text in axis.legend(frameon=False, fontsize=9).get_texts():
         text.set_parse_math(False)

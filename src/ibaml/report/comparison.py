@@ -65,5 +65,5 @@ def draw_comparison(
     first = axes[0][0]
     first.set_yticks(range(len(names)), names, parse_math=False)
     first.set_ylim(len(names) - 0.5, -0.5)
-    figure.suptitle(headline, fontsize=12)
+    figure.suptitle(headline, fontsize=12, parse_math=False)
     return save(figure, path)

@@ -61,5 +61,5 @@ def draw_episode(
                 spine.set_linewidth(width)
     axes[0][0].set_ylabel("support", color=BLUE, fontsize=9)
     axes[shots][0].set_ylabel("query", color=GREY, fontsize=9)
-    figure.suptitle(headline, fontsize=10)
+    figure.suptitle(headline, fontsize=10, parse_math=False)
     return save(figure, path)

@@ -55,7 +55,7 @@ def draw_fits(rows: Sequence[tuple[str, Sequence[Fit]]], path: Path, headline: s
             axis.set_title(fit.title, fontsize=10)
             axis.grid(alpha=0.2)
     handles, labels = axes[0][-1].get_legend_handles_labels()
-    figure.suptitle(headline, fontsize=12)
+    figure.suptitle(headline, fontsize=12, parse_math=False)
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     low = min(float(f.truth.min()) for _, fits in rows for f in fits)
     high = max(float(f.truth.max()) for _, fits in rows for f in fits)

@@ -130,6 +130,8 @@ def open_data(
 
 def _features(path: Path) -> Dataset:
     """Feature vectors ``x`` and labels ``y`` of an .npz; nothing in it is executed."""
+    import zipfile
+
     import numpy as np
 
     try:
@@ -138,10 +140,10 @@ def _features(path: Path) -> Dataset:
             if missing:
                 raise DataError(f"{path} has no array {missing[0]!r}: it needs x (N, D) and y (N,)")
             return feature_vectors(content["x"], content["y"], name=path.stem)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} is no .npz of plain arrays: {error}") from error
+        raise DataError(f"{path} is no .npz of plain arrays, or damaged: {error}") from error
 
 
 def glyphs(*, per_class: int = 20, seed: int = 0) -> Dataset:

@@ -18,9 +18,9 @@ from ibaml.linalg import ConjugateGradient
 from ibaml.objectives import Abml, Objective, PredictiveNll, QueryNll
 from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG, Solver
 from ibaml.tasks import Augment, EpisodeTasks, SinusoidTasks, Table, TableTasks, TaskSource
-from ibaml.tasks.catalog import open_data
+from ibaml.tasks.catalog import CATALOG, open_data
 from ibaml.tasks.sources.decode import Progress
-from ibaml.training.settings import Settings, SettingsError
+from ibaml.training.settings import Settings, SettingsError, near
 
 
 def pick_device(settings: Settings, local_rank: int = 0) -> torch.device:
@@ -32,7 +32,11 @@ def pick_device(settings: Settings, local_rank: int = 0) -> torch.device:
     try:
         device = torch.device(settings.device)
     except RuntimeError as error:
-        raise SettingsError(f"device {settings.device!r}: {error}") from error
+        raise SettingsError(
+            f"device must be auto, cpu, cuda or cuda:N, got {settings.device!r}"
+        ) from error
+    if device.type not in ("cpu", "cuda"):
+        raise SettingsError(f"device must be auto, cpu, cuda or cuda:N, got {settings.device!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingsError(f"device {settings.device!r}: there is no CUDA device here; use cpu")
     if device.type == "cuda" and device.index is None:
@@ -46,6 +50,18 @@ def pick_device(settings: Settings, local_rank: int = 0) -> torch.device:
 
 def pick_dtype(settings: Settings) -> torch.dtype:
     return {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
+
+
+def located(settings: Settings) -> Settings:
+    """The settings with paths that hold from every working directory."""
+    names = ("root", "splits") if settings.data in ("sinusoids", *CATALOG) else (
+        "data", "root", "splits",
+    )  # fmt: skip
+    given = {name: Path(value).expanduser() for name in names if (value := getattr(settings, name))}
+    found: dict[str, Any] = {
+        name: str(path.absolute()) for name, path in given.items() if path.exists()
+    }
+    return replace(settings, **found)
 
 
 def open_tasks(
@@ -72,6 +88,12 @@ def open_tasks(
         return TableTasks(table, **common)
     if Path(settings.data).suffix.lower() == ".tsv":
         raise SettingsError("a table needs task, features and target: name its columns")
+    if settings.data not in CATALOG and not Path(settings.data).expanduser().exists():
+        names = ("sinusoids", *CATALOG)
+        raise SettingsError(
+            f"data {settings.data!r} is neither a path nor one of {', '.join(names)}"
+            f"{near(settings.data, names)}"
+        )
     data = open_data(
         settings.data,
         root=settings.root,
@@ -104,7 +126,7 @@ def fit_network(settings: Settings, tasks: TaskSource) -> Settings:
         for name in ("channels", "norm"):
             if getattr(settings, name) is not None:
                 raise SettingsError(f"{name} is for conv4 and resnet12, and the model is mlp")
-        hidden = settings.hidden or "40,40"
+        hidden = "40,40" if settings.hidden is None else settings.hidden
         _widths(hidden)
         return replace(settings, model=model, hidden=hidden)
     if settings.hidden is not None:
@@ -115,7 +137,7 @@ def fit_network(settings: Settings, tasks: TaskSource) -> Settings:
 
 def _widths(hidden: str) -> list[int]:
     try:
-        widths = [int(part) for part in hidden.split(",") if part.strip()]
+        widths = [int(part) for part in hidden.split(",")] if hidden.strip() else []
     except ValueError:
         widths = [0]
     if any(w < 1 for w in widths):

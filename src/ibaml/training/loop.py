@@ -28,11 +28,12 @@ from ibaml.training.outer import (
     restore_optimiser,
 )
 from ibaml.training.processes import Processes
-from ibaml.training.run import Run
+from ibaml.training.run import Run, write_config
 from ibaml.training.settings import Settings
 from ibaml.training.watch import Step, Watcher
 
 _NOISE = 7  # the stream of seeds the meta-steps draw from
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Trainer:
         self.step = 0
         self.best: float | None = None
         self.faulty = 0  # iterations in a row
-        self._signal = 0
+        self._asked = 0  # the signal this process caught
+        self._agreed = 0  # the signal all processes know of
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -111,15 +113,16 @@ class Trainer:
     def gradient(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Leave the meta-gradient of iteration ``step`` (0 is the first) in the parameters.
 
-        Returns the mean loss, the number of tasks that took part, those left out, and the signal
-        any process caught. The gradient is that of all tasks at once: micro-batches and processes
-        add up sums, and the sum is divided by the number of tasks that took part.
+        Returns the mean loss, the number of tasks that took part, those left out, and by how many
+        processes each of the signals was caught. The gradient is that of all tasks at once:
+        micro-batches and processes add up sums, and the sum is divided by the number of tasks that
+        took part.
         """
         settings = self.settings
         mine = self.processes.share(range(step * settings.tasks, (step + 1) * settings.tasks))
         like = self.parameters[0]
         sums = like.new_zeros(3)  # of losses, of tasks that took part, of tasks left out
-        caught = like.new_full((), float(self._signal))
+        caught = like.new_tensor([self._asked == number for number in _SIGNALS])
         for p in self.parameters:
             p.grad = torch.zeros_like(p)
         self.learner.train()
@@ -149,9 +152,10 @@ class Trainer:
         """One meta-iteration."""
         loss, kept, out, caught = self.gradient(self.step)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
-        seen = torch.stack([t.to(norm.dtype) for t in (loss, kept, out, caught, norm)]).tolist()
+        parts = [loss, kept, out, norm, *caught]
+        seen = torch.stack([t.to(norm.dtype) for t in parts]).tolist()
         rate = rate_at(self.settings, self.step)
-        moved = seen[1] > 0 and seen[4] == seen[4] and seen[4] != float("inf")
+        moved = seen[1] > 0 and math.isfinite(seen[3])
         if moved:
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
@@ -161,9 +165,10 @@ class Trainer:
         self.step += 1
         sound = moved and 2 * seen[2] <= seen[1] + seen[2]
         self.faulty = 0 if sound else self.faulty + 1
-        self._signal = max(self._signal, int(seen[3]))
+        caught_by = dict(zip(_SIGNALS, seen[4:], strict=True))
+        self._agreed = next((number for number, count in caught_by.items() if count), 0)
         report = Step(
-            self.step, seen[0], int(seen[1] + seen[2]), int(seen[2]), seen[4], moved, rate
+            self.step, seen[0], int(seen[1] + seen[2]), int(seen[2]), seen[3], moved, rate
         )
         wanted = self.step % self.settings.log_every == 0 or self.step == self.settings.iterations
         return self._with_diagnostics(report) if wanted else report
@@ -202,6 +207,8 @@ class Trainer:
     def _loop(self, validates: bool) -> Outcome:
         settings = self.settings
         saved = self.step
+        if not settings.iterations:
+            self.save()
         while self.step < settings.iterations:
             try:
                 report = self.advance()
@@ -218,13 +225,18 @@ class Trainer:
             last = self.step == settings.iterations
             if validates and (self.step % settings.val_every == 0 or last):
                 self.validate()
-            if self.step % settings.checkpoint_every == 0 or last or self._signal:
+            stop = self._stop()
+            if self.step % settings.checkpoint_every == 0 or last or stop:
                 self._refuse_ill()
                 self.save()
                 saved = self.step
-            if self._signal:
-                return Outcome(self.step, self._signal)
+            if stop:
+                return Outcome(self.step, stop)
         return Outcome(self.step)
+
+    def _stop(self) -> int:
+        """The signal to stop by: at once in one process, when all know of it in several."""
+        return self._asked if self.processes.world == 1 else self._agreed
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -268,7 +280,7 @@ class Trainer:
 
     def _give_up(self, saved: int) -> None:
         what = diagnose(self.learner, self.settings)
-        kept = f"The last good checkpoint is that of iteration {saved}." if self.run else ""
+        kept = f"The last good checkpoint is that of iteration {saved}." if saved else ""
         raise TrainingError(
             f"stopped: {self.faulty} faulty iterations in a row (patience). {what} {kept}".strip()
         )
@@ -288,12 +300,12 @@ class Trainer:
         once."""
 
         def ask(number: int, _: Any) -> None:
-            self._signal = number
+            self._asked = number
             signal.signal(number, before.get(number) or signal.SIG_DFL)
 
         before: dict[int, Any] = {}
         try:
-            for wanted in (signal.SIGINT, signal.SIGTERM):
+            for wanted in _SIGNALS:
                 before[wanted] = signal.signal(wanted, ask)
         except ValueError:  # not the main thread: signals are somebody else's
             pass
@@ -314,10 +326,11 @@ class Trainer:
             return
         if self.device.type != "cuda":
             free //= self.processes.local_world
-        one, two = (self._probe(n) for n in (1, 2))
+        wanted = min(self.settings.micro_batch or mine, max(mine, 1))
+        one = self._probe(1)
+        two = self._probe(2) if wanted > 1 else 2 * one
         each = max(two - one, 1)
         fixed = max(one - each, 0)
-        wanted = min(self.settings.micro_batch or mine, max(mine, 1))
         fits = int((0.9 * free - fixed) / each)
         if fits < 1 or (self.settings.micro_batch is not None and fits < wanted):
             raise TrainingError(
@@ -326,9 +339,12 @@ class Trainer:
                 f"lower {what_to_lower(self.settings)}"
             )
         chosen = min(wanted, fits)
+        self.settings = replace(self.settings, micro_batch=max(chosen, 1))
         if chosen < mine:
             self._tell("told", f"{mine} tasks go through {chosen} at a time")
-        self.settings = replace(self.settings, micro_batch=max(chosen, 1))
+            if self.run is not None and self.processes.first:
+                # a resumed run takes the same ones, whatever is free then
+                write_config(replace(self.run, settings=self.settings))
         self._tell(
             "told",
             f"memory: about {_size(fixed + each * chosen)} for {chosen} task(s) at once, "

@@ -56,6 +56,14 @@ class Run:
     def best(self) -> Path:
         return self.checkpoints / "best.safetensors"
 
+    def prolonged(self, iterations: int) -> Run:
+        """The run with another end, which must lie ahead."""
+        settings = resolve({**dataclasses.asdict(self.settings), "iterations": iterations})
+        done = max((_step(path) for path in self.saved()), default=0)
+        if iterations < done:
+            raise RunError(f"{self.path} is at iteration {done} already: --iterations must be more")
+        return dataclasses.replace(self, settings=settings)
+
     def saved(self) -> list[Path]:
         """The checkpoints, newest first."""
         found = [p for p in self.checkpoints.glob("step-*.safetensors") if _STEP.fullmatch(p.name)]
@@ -134,11 +142,14 @@ def _step(path: Path) -> int:
 
 def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:
     """Make a new run folder, or say why it cannot be."""
-    if (path / "config.json").exists():
-        raise RunError(
-            f"{path} is a run already: go on with it (ibaml train --resume {path}), or choose "
-            "another --out"
-        )
+    if any(path.glob("checkpoints/*.safetensors")):
+        remedy = "choose another --out"
+        if (path / "config.json").exists():
+            remedy = f"go on with it (ibaml train --resume {shlex.quote(str(path))}), or {remedy}"
+        raise RunError(f"{path} is a run already: {remedy}")
+    if (path / ".lock").exists():
+        with Run(path, settings, dict(data)).held():  # refused while a process trains in it
+            pass
     config = {
         "format": FORMAT,
         "ibaml": __version__,
@@ -159,6 +170,17 @@ def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:
     except OSError as error:
         raise _unwritable(path, error) from error
     return Run(path, settings, dict(data))
+
+
+def write_config(run: Run) -> None:
+    """Write the settings of an existing run over those in its folder."""
+    file = run.path / "config.json"
+    content = json.loads(file.read_text())
+    given = dataclasses.asdict(run.settings)
+    if content["settings"] == given:
+        return
+    write_whole(run.path / "config.toml", write_toml(run.settings))
+    write_whole(file, json.dumps({**content, "settings": given}, indent=2) + "\n")
 
 
 def open_run(path: str | Path) -> Run:
@@ -196,6 +218,7 @@ def prepare_folder(run: Run) -> None:
     """Find out before the first step that checkpoints can be written; sweep away what a killed
     process left half written."""
     try:
+        run.checkpoints.mkdir(exist_ok=True)
         for left in run.checkpoints.glob(".*-*"):
             left.unlink(missing_ok=True)
         write_whole(run.checkpoints / ".probe", b"")

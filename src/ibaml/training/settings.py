@@ -209,7 +209,9 @@ class Settings:
     )  # fmt: skip
 
     # --- run
-    seed: int = setting(0, "Of the network's start, the tasks and the noise.", _RUN, least=0)
+    seed: int = setting(
+        0, "Of the network's start, the tasks and the noise.", _RUN, least=0, most=2**63 - 1
+    )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.", _RUN)
     dtype: str = setting("float32", "float32 or float64.", _RUN, choices=("float32", "float64"))
     threads: int | None = setting(None, "CPU threads of a process.", _RUN, least=1, shown="torch's")
@@ -332,11 +334,20 @@ def checked(table: type, name: str, value: Any) -> Any:
         if meta["above"] is not None and value <= meta["above"]:
             raise SettingsError(f"{name} must be above {meta['above']:g}, got {value}")
         if meta["most"] is not None and value > meta["most"]:
-            raise SettingsError(f"{name} must be {meta['most']:g} or less, got {value}")
+            raise SettingsError(f"{name} must be {meta['most']:.10g} or less, got {value}")
     return value
 
 
-def _is_regression(chosen: Mapping[str, Any]) -> bool:
+def differs(ours: Settings, given: Settings) -> str | None:
+    """The first setting that is given and is another than ours."""
+    for name in FIELDS:
+        value = getattr(given, name)
+        if value is not None and value != getattr(ours, name):
+            return name
+    return None
+
+
+def is_regression(chosen: Mapping[str, Any]) -> bool:
     return chosen.get("target") is not None or chosen.get("data") == "sinusoids"
 
 
@@ -352,7 +363,7 @@ def _refuse_unread(chosen: Mapping[str, Any], method: str) -> None:
     if table and len(table) < 3:
         missing = [name for name in ("task", "features", "target") if name not in table]
         raise SettingsError(f"a table needs {' and '.join(missing)} too ({table[0]} was given)")
-    regression = _is_regression(chosen)
+    regression = is_regression(chosen)
     for name in ("ways", "rotations", "augment", "tie_head"):
         if regression and chosen.get(name):
             raise SettingsError(f"{name} is for classification, and {_what(chosen)} is regression")
@@ -396,7 +407,7 @@ def _what(chosen: Mapping[str, Any]) -> str:
 
 def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
     """What was not given, by method and data."""
-    regression = _is_regression(chosen)
+    regression = is_regression(chosen)
     adapt = chosen.get("adapt", "head" if method in _IMPLICIT else "all")
     head = adapt == "head"
     solver = chosen.get("solver")

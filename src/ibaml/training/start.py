@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,14 +15,22 @@ from ibaml.training.build import (
     build_network,
     describe_source,
     fit_network,
+    located,
     open_tasks,
     pick_device,
 )
 from ibaml.training.checkpoint import under
 from ibaml.training.loop import Outcome, Trainer
 from ibaml.training.processes import Processes, joined, who_am_i
-from ibaml.training.run import Run, RunError, create_run, open_run, prepare_folder
-from ibaml.training.settings import Settings
+from ibaml.training.run import (
+    Run,
+    RunError,
+    create_run,
+    open_run,
+    prepare_folder,
+    write_config,
+)
+from ibaml.training.settings import Settings, differs
 from ibaml.training.watch import JsonLines, TensorBoard, Watcher
 
 Watchers = Callable[[Run, MetaLearner], Sequence[Watcher]]
@@ -41,8 +48,14 @@ def train(
     >>> train(resolve({"data": "sinusoids", "iterations": 100}), "runs/waves")    # doctest: +SKIP
     """
     processes = who_am_i()
+    settings = located(settings)
     out = Path(out)
     if processes.restarts and (out / "config.json").exists():
+        if other := differs(open_run(out).settings, settings):
+            raise RunError(
+                f"{out} is another run ({other} differs): choose another --out, or go on with it "
+                f"(ibaml train --resume {out})"
+            )
         return resume(out, watchers=watchers, progress=progress)  # torchrun started us again
     device = _prepare(settings, processes)
     tasks = open_tasks(settings, device, progress)
@@ -72,7 +85,7 @@ def resume(
     processes = who_am_i()
     run = open_run(path)
     if iterations is not None:
-        run = replace(run, settings=replace(run.settings, iterations=iterations))
+        run = run.prolonged(iterations)
     settings = run.settings
     device = _prepare(settings, processes)
     tasks = open_tasks(settings, device, progress)
@@ -125,6 +138,7 @@ def _go(
         return trainer.train()
     with run.held():
         prepare_folder(run)
+        write_config(run)  # with the iterations it has now
         every = run.settings.log_every
         logs: list[Watcher] = [JsonLines(run.path / "log.jsonl", every)]
         if run.settings.tensorboard:

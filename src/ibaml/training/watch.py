@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ class JsonLines:
     def _write(self, content: dict[str, Any]) -> None:
         content["seconds"] = round(time.monotonic() - self._began, 3)
         with self._path.open("a") as file:
-            file.write(json.dumps(content) + "\n")
+            file.write(json.dumps(_plain(content)) + "\n")
 
     def stepped(self, step: Step) -> None:
         if step.step % self._every == 0 or step.step == self._total or not step.moved:
@@ -90,6 +91,13 @@ class JsonLines:
 
     def ended(self) -> None:
         pass
+
+
+def _plain(value: Any) -> Any:
+    """The same for JSON, which has no NaN and no infinity: null in their place."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoard:
