@@ -18,9 +18,17 @@ from ibaml import TaskBatch, methods
 
 
 def episode_batch(tasks: int, device: str, dtype: torch.dtype = torch.float32) -> TaskBatch:
+    """Classes are smooth pictures of their own, seen through noise."""
     rng = torch.Generator().manual_seed(0)
-    support = torch.randn(tasks, 5, 3, 84, 84, generator=rng).to(device, dtype)
-    query = torch.randn(tasks, 75, 3, 84, 84, generator=rng).to(device, dtype)
+    coarse = torch.randn(tasks * 5, 3, 7, 7, generator=rng)
+    classes = torch.nn.functional.interpolate(coarse, size=84, mode="bilinear")
+    classes = classes.to(device, dtype).unflatten(0, (tasks, 5))
+
+    def seen(each: int) -> torch.Tensor:
+        noise = torch.randn(tasks, 5, each, 3, 84, 84, generator=rng).to(device, dtype)
+        return (classes[:, :, None] + 0.5 * noise).flatten(1, 2)
+
+    support, query = seen(1), seen(15)
     labels = torch.arange(5, device=device)
     return TaskBatch(
         support,
