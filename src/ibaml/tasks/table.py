@@ -92,7 +92,7 @@ class Table:
         if not members:
             raise DataError(
                 f"{self.name}, split {split!r}: no task has {support} + {query or 1} rows; lower "
-                "shots"
+                "support (shots)"
             )
         by_size: dict[int, list[tuple[int, np.ndarray]]] = {}
         for key in keys:
