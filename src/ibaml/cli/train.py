@@ -109,8 +109,7 @@ def _introduce(run: Any, learner: Any) -> None:
     }
     say(
         f"{settings.method} on {run.data['name']}, {what}; {settings.model}: "
-        f"{counts['adapted']:,} weights adapted, {counts['shared']:,} shared; "
-        f"execution {learner.strategy}"
+        f"{counts['adapted']:,} weights adapted, {counts['shared']:,} shared"
     )
     say(f"run folder: {run.path}")
 

@@ -347,8 +347,8 @@ class Trainer:
                 write_config(replace(self.run, settings=self.settings))
         self._tell(
             "told",
-            f"memory: about {_size(fixed + each * chosen)} for {chosen} task(s) at once, "
-            f"{_size(free)} free",
+            f"execution: {self.learner.strategy}; memory: about {_size(fixed + each * chosen)} for "
+            f"{chosen} task(s) at once, {_size(free)} free",
         )
 
     def _probe(self, count: int) -> int:
