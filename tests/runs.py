@@ -14,7 +14,6 @@ import torch
 from ibaml.training import Settings, Trainer, resolve
 from ibaml.training.build import build_learner, build_network, fit_network, open_tasks
 from ibaml.training.checkpoint import unpack
-from ibaml.training.processes import Processes
 
 WAVES: dict[str, Any] = {
     "data": "sinusoids",
@@ -93,6 +92,3 @@ def final_state(run: Path) -> dict[str, torch.Tensor]:
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Equal bit by bit."""
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
-ALONE = Processes()

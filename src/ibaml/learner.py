@@ -84,7 +84,8 @@ class MetaLearner(nn.Module):
         init_log_var: ρ at the start, a number for all weights.
         execution: ``"auto"``, ``"loop"``, ``"vmap"``, ``"fold"`` or ``"head"``.
         precision: ``"full"``, or ``"bfloat16"`` for activations and convolutions where tasks are
-            folded (an accelerator): twice as fast, its gradients a few per cent off.
+            folded (an accelerator): about half the memory, and rougher gradients
+            (benchmarks/results/meta_step_h200.txt).
         diagnose: evaluate E and ∇E at every solution for `diagnostics` (one more evaluation).
 
     Most people build one with `ibaml.methods`.

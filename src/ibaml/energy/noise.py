@@ -60,7 +60,7 @@ def normal(seeds: Tensor, count: int) -> Tensor:
     """``count`` standard normal numbers for each of the seeds (T,), float64, on their device.
 
     A counter-based generator (Widynski's Squares) and Box and Muller's transform, in elementwise
-    operations for all tasks together: thirty passes over memory on the device, and no waiting.
+    operations for all tasks together, on the device and without waiting.
     """
     key = (seeds | 1)[:, None]
     pairs = (count + 1) // 2

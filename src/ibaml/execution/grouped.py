@@ -46,7 +46,7 @@ def _forward(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
 
 def _turns(x: Tensor, weight: Tensor, s: Shape) -> bool:
     """Whether cuDNN is faster at the transposed form: for groups of several channels it has only
-    slow forward kernels, and good ones for the gradient in the input (an H200: 2 to 6 times)."""
+    slow forward kernels, and good ones for the gradient in the input (an H200: 1.4 to 5 times)."""
     plain = set(s.stride) == {1} and set(s.dilation) == {1}
     room = all(p <= k - 1 for p, k in zip(s.padding, weight.shape[2:], strict=True))
     return s.groups > 1 and weight.shape[1] >= 8 and plain and room and x.dtype == torch.float32
