@@ -41,6 +41,9 @@ def episode_batch(tasks: int, device: str, dtype: torch.dtype = torch.float32) -
     )
 
 
+_WARM = 4  # the third call records, where it can
+
+
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ibaml ggn": ("ibaml", {"curvature": "ggn", "steps": 5, "cg_steps": 5}),
     "ibaml energy": ("ibaml", {"curvature": "energy", "steps": 5, "cg_steps": 5}),
@@ -67,7 +70,7 @@ def timed(learner: ibaml.MetaLearner, batch: TaskBatch, repeats: int) -> tuple[f
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     spent = []
-    for i in range(repeats + 2):
+    for i in range(repeats + _WARM):
         learner.zero_grad()
         if cuda:
             torch.cuda.synchronize()
@@ -76,7 +79,7 @@ def timed(learner: ibaml.MetaLearner, batch: TaskBatch, repeats: int) -> tuple[f
         if cuda:
             torch.cuda.synchronize()
         spent.append(time.perf_counter() - began)
-    spent = sorted(spent[2:])
+    spent = sorted(spent[_WARM:])
     peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else float("nan")
     return 1e3 * spent[len(spent) // 2] / len(batch), peak
 
@@ -91,6 +94,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, nargs="+", default=[16])
     parser.add_argument("--precision", default="full")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--eager", action="store_true", help="never replay a recorded meta-step")
+    parser.add_argument("--sync", action="store_true", help="fail where the host waits")
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}")
@@ -99,7 +104,8 @@ def main() -> None:
         for arm in ARMS:
             if options.only not in arm:
                 continue
-            learner = make(arm, options.device, precision=options.precision)
+            capture = False if options.eager else None
+            learner = make(arm, options.device, precision=options.precision, capture=capture)
             try:
                 ms, peak = timed(learner, batch, options.repeats)
             except torch.OutOfMemoryError:
@@ -109,6 +115,8 @@ def main() -> None:
                 f"{arm:<14} T={tasks:<3} {learner.strategy:<24} {ms:8.2f} ms/task {peak:6.1f} GB",
                 flush=True,
             )
+            if options.sync:
+                watched_for_waits(learner, batch)
             if options.errors:
                 errors(arm, options.device)
             if options.phases:
@@ -139,6 +147,19 @@ def errors(arm: str, device: str) -> None:
         for name, (tf32, extra) in ways.items()
     }
     print("    gradient error:", ", ".join(f"{n} {e:.1e}" for n, e in found.items()), flush=True)
+
+
+def watched_for_waits(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:
+    """A meta-step in which torch raises where the host waits for the device."""
+    generator = torch.Generator().manual_seed(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        learner(batch, generator).backward()
+        print("    the host never waits", flush=True)
+    except RuntimeError as error:
+        print(f"    the host waits: {str(error).splitlines()[0]}", flush=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def phases(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ibaml.capture import Captures, MetaStep, waits
 from ibaml.checks import agrees_with_loop, check_model, check_options, check_tasks
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import (
@@ -86,6 +87,9 @@ class MetaLearner(nn.Module):
         precision: ``"full"``, or ``"bfloat16"`` for activations and convolutions where tasks are
             folded (an accelerator): about half the memory, and rougher gradients
             (benchmarks/results/meta_step_h200.txt).
+        capture: record the meta-step as one CUDA graph on the third batch of a kind and replay it
+            from then on; None: on an accelerator, where the solver does not look at its numbers and
+            the model can be recorded. A recording keeps the memory of its meta-step.
         diagnose: evaluate E and ∇E at every solution for `diagnostics` (one more evaluation).
 
     Most people build one with `ibaml.methods`.
@@ -109,6 +113,7 @@ class MetaLearner(nn.Module):
         init_log_var: float = -6.0,
         execution: Strategy = "auto",
         precision: Precision = "full",
+        capture: bool | None = None,
         diagnose: bool = True,
     ) -> None:
         super().__init__()
@@ -132,10 +137,18 @@ class MetaLearner(nn.Module):
         self.diagnose = diagnose
         self.execution: Strategy = execution
         self.precision: Precision = precision
+        self.capture = capture
+        if capture and waits(solver):
+            raise ValueError(
+                f"capture=True: {type(solver).__name__} with a line search or a tol looks at its "
+                "numbers on the way, which a CUDA graph cannot: use descent with a fixed number of "
+                "steps, or capture=None"
+            )
         self._run = choose(model, execution, self.roles.adapted, precision=precision)
         self._checked: set[tuple[Any, ...]] = set()
         self._diagnostics: Diagnostics | None = None
         self._statistics: Statistics | None = None  # being gathered
+        self._captures = Captures()
 
         parameters = dict(model.named_parameters())
         rows = frozenset(self.roles.head if tie_head else ())
@@ -192,7 +205,7 @@ class MetaLearner(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # the record of the last call holds tensors of a graph; a copy starts without it
-        return {**self.__dict__, "_diagnostics": None}
+        return {**self.__dict__, "_diagnostics": None, "_captures": Captures()}
 
     @property
     def diagnostics(self) -> Diagnostics:
@@ -203,8 +216,9 @@ class MetaLearner(nn.Module):
 
     @property
     def strategy(self) -> str:
-        """How weight sets run through the network: ``"loop"``, ``"vmap"`` or ``"head"``."""
-        return self._run.strategy
+        """How weight sets run through the network (``"loop"``, ``"vmap"``, ``"fold"``, ``"head"``),
+        and whether meta-steps are replayed."""
+        return self._run.strategy + (", captured" if self._captures else "")
 
     # --- the meta-loss ---------------------------------------------------------------------------
 
@@ -225,34 +239,61 @@ class MetaLearner(nn.Module):
     def _forward(self, batch: TaskBatch, seed: int) -> Tensor:
         self.model.eval()
         self._check(batch.support_x, batch.support_y, batch.classes)
-        losses, record, passes = self._losses(batch, seed)
-        left_out = ~losses.detach().isfinite()
-        if record.solution is not None:
-            left_out = left_out | record.solution.diverged
-        rebuilt = None
+        step = self._replayed(batch, seed)
         # What is not finite cannot be masked out of a graph (0 · NaN is NaN): build it again
         # without those tasks. On a device that would mean waiting for it at every step; there the
         # start takes the place of a solution that diverged, which leaves nothing to mask but data
         # that is ill at the start already.
-        may_look = isinstance(self.gradient, Unrolled) or losses.device.type == "cpu"
+        may_look = isinstance(self.gradient, Unrolled) or batch.support_x.device.type == "cpu"
+        if step is None or (may_look and bool(step.left_out.any())):
+            step = self._step(batch, seed)
+        left_out = step.left_out
+        again: MetaStep | None = None
         if may_look and bool(left_out.any()) and not bool(left_out.all()):
-            losses, rebuilt, passes = self._losses(batch.select(~left_out), seed)
+            again = self._step(batch.select(~left_out), seed)
         self._diagnostics = Diagnostics(
-            record, self.belief.blocks, batch.task_keys, left_out, rebuilt
+            step.record,
+            self.belief.blocks,
+            batch.task_keys,
+            left_out,
+            None if again is None else again.record,
         )
         if may_look and bool(left_out.all()):
             anchor = torch.stack([p.sum() for p in self.parameters()]).sum()
             return torch.where(left_out.any(), float("nan"), anchor)
-        if passes and self._statistics is not None:
-            self._statistics.add(passes)
-        elif passes:
+        ended = step if again is None else again
+        if ended.passes and self._statistics is not None:
+            self._statistics.add(ended.passes)
+        elif ended.passes:
             with self.one_meta_step() as statistics:
-                statistics.add(passes)
-        if rebuilt is not None:
-            return losses.mean()
+                statistics.add(ended.passes)
+        return ended.loss
+
+    def _replayed(self, batch: TaskBatch, seed: int) -> MetaStep | None:
+        """The meta-step by replay, where it was (or can be) recorded."""
+        if self.capture is False or waits(self.solver) or not torch.is_grad_enabled():
+            return None
+        if not batch.support_x.is_cuda:
+            if self.capture:
+                raise ValueError("capture=True is for a CUDA device: move model and tasks to it")
+            return None
+        choices = (
+            self.belief, self.solver, self.gradient, self.objective, self.samples, self.noise,
+            self.beta, self.diagnose, self.training, self._run,
+        )  # fmt: skip
+        insist = bool(self.capture)
+        return self._captures.step(self, self._step, choices, batch, seed, insist)
+
+    def _step(self, batch: TaskBatch, seed: int | Tensor) -> MetaStep:
+        """The meta-step without a look at values; ``seed`` may be the tasks' roots."""
+        losses, record, passes = self._losses(batch, seed)
+        left_out = ~losses.detach().isfinite()
+        if record.solution is not None:
+            left_out = left_out | record.solution.diverged
         total = torch.where(left_out, torch.zeros_like(losses), losses).sum()
         count = (~left_out).sum()
-        return torch.where(count > 0, total / count.clamp(min=1), float("nan"))
+        loss = torch.where(count > 0, total / count.clamp(min=1), float("nan"))
+        return MetaStep(loss, left_out, record, passes)
 
     @contextmanager
     def one_meta_step(self) -> Iterator[Statistics]:
@@ -266,7 +307,7 @@ class MetaLearner(nn.Module):
         finally:
             self._statistics = None
 
-    def problem(self, batch: TaskBatch, seed: int) -> tuple[TaskEnergy, TaskEnergy]:
+    def problem(self, batch: TaskBatch, seed: int | Tensor) -> tuple[TaskEnergy, TaskEnergy]:
         """The energies of the support sets (what is solved) and of the query sets (what the
         objective reads), with the noise that belongs to the seed."""
         layout = self.layout.for_classes(batch.classes or 0)
@@ -277,7 +318,7 @@ class MetaLearner(nn.Module):
             noise = self._draw(seed, batch.task_keys, layout.size, Stream.META, samples)
         return support, replace(support, x=batch.query_x, y=batch.query_y, noise=noise)
 
-    def _losses(self, batch: TaskBatch, seed: int) -> tuple[Tensor, Record, list[Moments]]:
+    def _losses(self, batch: TaskBatch, seed: int | Tensor) -> tuple[Tensor, Record, list[Moments]]:
         """The meta-loss of every task, what happened, and what the batch-norm layers saw."""
         support, query = self.problem(batch, seed)
         start = self.belief.start(support.meta.prior, len(batch))
@@ -297,7 +338,7 @@ class MetaLearner(nn.Module):
         self,
         x: Tensor,
         y: Tensor,
-        seed: int,
+        seed: int | Tensor,
         keys: tuple[int, ...],
         layout: Layout,
         plan: Mapping[str, NormStats] | None = None,
@@ -466,14 +507,14 @@ class MetaLearner(nn.Module):
 
     def _draw(
         self,
-        seed: int,
+        seed: int | Tensor,
         keys: tuple[int, ...],
         size: int,
         stream: Stream,
         samples: int,
         step: int = 0,
     ) -> Tensor:
-        like = self.model.get_parameter(self.roles.adapted[0])
+        like = self._reference()
         if not self.belief.stochastic:
             return like.new_zeros((len(keys), 1, 0))
         return draw_noise(
@@ -487,6 +528,10 @@ class MetaLearner(nn.Module):
             device=like.device,
             dtype=like.dtype,
         )
+
+    def _reference(self) -> Tensor:
+        """A tensor of the learner's device and dtype."""
+        return dict(self.model.named_parameters())[self.roles.adapted[0]]
 
     def _rate(self, layout: Layout) -> Tensor | None:
         """The learned step sizes as a vector, where there are any."""
@@ -508,7 +553,7 @@ class MetaLearner(nn.Module):
         plan: Mapping[str, NormStats] | None = None,
     ) -> None:
         """Check tasks once for every kind of them, on the first of the batch."""
-        like = self.model.get_parameter(self.roles.adapted[0])
+        like = self._reference()
         tensors = [(t.shape[1:], t.dtype, t.device) for t in (x, y)]
         kind = (like.dtype, like.device, *tensors, classes, str(plan))
         if kind in self._checked:

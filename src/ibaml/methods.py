@@ -189,7 +189,7 @@ def ibaml(
     )
 
 
-_COMMON = {"adapt", "freeze", "tie_head", "execution", "precision", "diagnose"}
+_COMMON = {"adapt", "freeze", "tie_head", "execution", "precision", "capture", "diagnose"}
 _BAYES = {"samples", "noise", "beta", "init_log_var"}
 _IMPLICIT = {
     "imaml": {"lam", "cg_steps", "curvature", "damping"},

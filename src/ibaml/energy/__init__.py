@@ -10,7 +10,7 @@ from ibaml.energy.likelihood import (
     NllFunction,
     as_likelihood,
 )
-from ibaml.energy.noise import NOISE_KINDS, NoiseKind, Stream, draw_noise
+from ibaml.energy.noise import NOISE_KINDS, NoiseKind, Stream, draw_noise, task_roots
 from ibaml.energy.plain import PlainEnergy, Structure
 from ibaml.energy.task import TaskEnergy, Theta
 
@@ -32,4 +32,5 @@ __all__ = [
     "as_likelihood",
     "detached",
     "draw_noise",
+    "task_roots",
 ]

@@ -25,7 +25,7 @@ class Stream(IntEnum):
 
 
 def draw_noise(
-    seed: int,
+    seed: int | Tensor,
     keys: Sequence[int],
     stream: Stream,
     samples: int,
@@ -39,21 +39,48 @@ def draw_noise(
     """Standard normal noise (T, S, n), the same for a task whatever the batch or dtype. (A CPU and
     an accelerator draw different numbers, each the way it is fast at.)
 
-    ``"antithetic"`` draws pairs (ε, −ε); an odd number of samples has one free draw.
+    Args:
+        seed: a number, or in its place the tasks' roots (`task_roots`), already on their device.
+        kind: ``"antithetic"`` draws pairs (ε, −ε); an odd number of samples has one free draw.
     """
     free = samples if kind == "independent" else (samples + 1) // 2
-    seeds = [mix(seed, key, stream, step) for key in keys]
-    if device is None or device.type != "cuda":
+    if isinstance(seed, Tensor) or (device is not None and device.type == "cuda"):
+        roots = seed if isinstance(seed, Tensor) else task_roots(seed, keys, device)
+        noise = normal(_scrambled(roots, 1 + stream + len(Stream) * step), free * size)
+        noise = noise.unflatten(1, (free, size))
+    else:
+        seeds = [mix(seed, key, stream, step) for key in keys]
         drawn = [torch.randn(free, size, generator=torch.Generator().manual_seed(s)) for s in seeds]
         noise = torch.stack(drawn)
-    else:
-        pinned = torch.tensor(seeds).pin_memory()  # so that the copy need not wait for the device
-        noise = normal(pinned.to(device, non_blocking=True), free * size)
-        noise = noise.unflatten(1, (free, size))
     noise = noise.to(device=device, dtype=dtype)
     if kind == "antithetic":
         noise = torch.stack([noise, -noise], 2).flatten(1, 2)[:, :samples]
     return noise
+
+
+def task_roots(seed: int, keys: Sequence[int], device: torch.device | None) -> Tensor:
+    """A number for every task that all its noise on an accelerator is drawn from, (T,)."""
+    roots = torch.tensor([mix(seed, key) for key in keys])
+    if device is None or device.type != "cuda":
+        return roots
+    return roots.pin_memory().to(device, non_blocking=True)  # the copy need not wait
+
+
+def _scrambled(roots: Tensor, number: int) -> Tensor:
+    """Unrelated seeds from the roots, for every number (splitmix64)."""
+
+    def shifted(x: Tensor, by: int) -> Tensor:  # without the sign
+        return (x >> by) & ((1 << (64 - by)) - 1)
+
+    x = roots + _signed(number * 0x9E3779B97F4A7C15)
+    x = (x ^ shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ shifted(x, 31)
+
+
+def _signed(number: int) -> int:
+    """The 64-bit integer with the number's lowest bits."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def normal(seeds: Tensor, count: int) -> Tensor:

@@ -22,11 +22,14 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from ibaml.execution.grouped import Shape, convolve
-from ibaml.execution.normalise import normalise
+from ibaml.execution.normalise import channel_moments, normalise
 from ibaml.execution.pool import max_pool
 
 _FOLDS = "_ibaml_folds"  # how many folds a tensor of the network holds
 _OWN = "_ibaml_own"  # marks weights with a leading dimension of G sets
+_TELL = "_ibaml_tell"  # whom batch norm tells the moments of what it sees
+
+Tell = Callable[[Tensor, Tensor], None]
 
 _ELEMENTWISE = {
     f"torch.nn.functional.{name}"
@@ -52,9 +55,13 @@ _BINARY = {
 }
 
 
-def folds_of(x: Tensor) -> int:
-    """How many folds a tensor of the network holds, 1 outside this strategy."""
-    return int(getattr(x, _FOLDS, 1))
+def tell_moments(x: Tensor, tell: Tell) -> None:
+    """Let the batch norm that x goes into next tell the moments of its folds, (folds, channels)."""
+    setattr(x, _TELL, tell)
+
+
+def is_folded(x: Tensor) -> bool:
+    return hasattr(x, _FOLDS)
 
 
 class Unfoldable(Exception):
@@ -187,11 +194,15 @@ class _Fold(TorchFunctionMode):
     ) -> Tensor:
         if training and running_mean is not None:
             raise Unfoldable("batch norm that writes running statistics")
+        tell: Tell | None = getattr(x, _TELL, None)
         x, (mean, var, w, b) = self._affine(x, (running_mean, running_var, weight, bias))
         if training and w is not None and b is not None:
-            y = normalise(x, w, b, eps)
+            y, moments = normalise(x, w, b, eps)
         else:
-            y = F.batch_norm(x, mean, var, w, b, training, momentum, eps)
+            y, moments = F.batch_norm(x, mean, var, w, b, training, momentum, eps), None
+        if tell is not None:
+            seen = channel_moments(x.detach()) if moments is None else moments
+            tell(*(m.unflatten(0, (self.folds(x), -1)) for m in seen))
         return _marked(y, self.folds(x))
 
     def max_pool(
@@ -330,7 +341,7 @@ def fold_tasks(x: Tensor) -> Tensor:
 
 def part_tasks(x: Tensor) -> Tensor:
     """(N, T·C, …) as (T, N, C, …)."""
-    return x.unflatten(1, (folds_of(x), -1)).transpose(0, 1)
+    return x.unflatten(1, (getattr(x, _FOLDS), -1)).transpose(0, 1)
 
 
 def folded_tasks(tasks: int) -> _Fold:

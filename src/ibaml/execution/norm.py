@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ibaml.execution.fold import folds_of
+from ibaml.execution.fold import is_folded, tell_moments
+from ibaml.execution.normalise import channel_moments
 
 NormStats = Literal["batch", "support", "running"]
 NORM_STATS: tuple[NormStats, ...] = ("batch", "support", "running")
@@ -86,12 +87,15 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def watch(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             with torch._C.DisableTorchFunction():  # it is not the network that looks
-                folds = folds_of(args[0])
-                x = args[0].detach()
+                x = args[0]
                 if not passes or name in passes[-1]:
                     passes.append({})
-                mean, var = (m.unflatten(0, (folds, -1)) for m in _moments(x))
-                passes[-1][name] = (mean, var, x.numel() // x.shape[1])
+                moments, values = passes[-1], x.numel() // x.shape[1]
+                if is_folded(x):
+                    tell_moments(x, lambda mean, var: moments.update({name: (mean, var, values)}))
+                else:
+                    mean, var = channel_moments(x.detach())
+                    moments[name] = (mean[None], var[None], values)
 
         return watch
 
@@ -103,16 +107,6 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of every channel of x (N, C, …). Norms of the centred values are
-    two to three times faster on a CPU than `torch.var_mean` over several dimensions."""
-    inner = tuple(range(2, x.dim()))
-    mean = x.mean((0, *inner))
-    centred = x - mean.view(-1, *[1] * len(inner))
-    squares = torch.linalg.vector_norm(centred, dim=(0, *inner)).square()
-    return mean, squares / (x.numel() // x.shape[1])
 
 
 class Statistics:

@@ -23,10 +23,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Batch norm of x (N, C, …) with its own statistics, differentiable twice."""
-    y: Tensor = _Normalise.apply(x, weight, bias, eps)
-    return y
+def normalise(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Batch norm of x (N, C, …) with its own statistics, differentiable twice; and these, mean and
+    biased variance of every channel."""
+    y, mean, s = _Normalise.apply(x, weight, bias, eps)
+    return y, (mean, (s.square().reciprocal() - eps).clamp(min=0))
 
 
 def _backward(
@@ -39,14 +42,17 @@ def _backward(
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         y, mean, s = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
         ctx.save_for_backward(x, weight, mean, s)
         ctx.eps = eps
-        return y
+        ctx.mark_non_differentiable(mean, s)
+        return y, mean, s
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, s = ctx.saved_tensors
         g = g.contiguous()
         if torch.is_grad_enabled():
@@ -111,3 +117,13 @@ class _Back(torch.autograd.Function):
                 to_x = to_x.addcmul_(p, per(-ws * b))
         to_w = n * s * k if need_w and p is not None else None
         return to_g if need_g else None, to_x, to_w, None, None, None
+
+
+def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of every channel of x (N, C, …). Norms of the centred values are
+    two to three times faster on a CPU than `torch.var_mean` over several dimensions."""
+    inner = tuple(range(2, x.dim()))
+    mean = x.mean((0, *inner))
+    centred = x - mean.view(-1, *[1] * len(inner))
+    squares = torch.linalg.vector_norm(centred, dim=(0, *inner)).square()
+    return mean, squares / (x.numel() // x.shape[1])

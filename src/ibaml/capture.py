@@ -1,0 +1,210 @@
+"""A whole meta-step as one CUDA graph: recorded once for a kind of batch, replayed ever after.
+
+A meta-step is thousands of small kernels, and a host that launches them one by one takes longer
+than an accelerator that runs them. A recording holds the loss and all its gradients; the loss that
+a replay returns is an ordinary scalar whose ``backward()`` hands out those gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+
+from ibaml.energy import task_roots
+from ibaml.execution import Moments
+from ibaml.gradient import Record
+from ibaml.solve import NewtonCG, Solver
+from ibaml.tasks import TaskBatch
+
+_WARM = 2  # calls of a kind before it is recorded: by then its kernels are chosen
+_MOST = 2  # recordings kept, each with the memory of its meta-step
+
+
+@dataclass(frozen=True)
+class MetaStep:
+    """The mean meta-loss of the tasks that took part, and what happened."""
+
+    loss: Tensor
+    left_out: Tensor
+    record: Record
+    passes: list[Moments]
+
+
+Work = Callable[[TaskBatch, Tensor], MetaStep]
+
+
+def waits(solver: Solver) -> bool:
+    """Whether a solver looks at its numbers on the way, which a recording cannot."""
+    return isinstance(solver, NewtonCG) or getattr(solver, "tol", None) is not None
+
+
+class Captures:
+    """The recorded meta-steps of one learner.
+
+    Attributes:
+        refused: why a meta-step could not be recorded, None where none failed.
+    """
+
+    def __init__(self) -> None:
+        self.refused: str | None = None
+        self._kept: deque[_Captured] = deque(maxlen=_MOST)
+        self._seen: deque[tuple[Any, ...]] = deque(maxlen=8)
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def step(
+        self,
+        learner: nn.Module,
+        work: Work,
+        choices: tuple[Any, ...],
+        batch: TaskBatch,
+        seed: int,
+        insist: bool,
+    ) -> MetaStep | None:
+        """The meta-step of the batch by replay; None where it has to be done as usual.
+
+        Args:
+            work: the meta-step as a function of the batch and its tasks' roots, which reads the
+                learner's parameters and does not look at values.
+            choices: what the work depends on besides tensors; another value is another kind.
+            insist: raise what keeps a meta-step from being recorded.
+        """
+        kind = (*_described(batch), *_addresses(learner), *_flags(), *choices)
+        for captured in self._kept:
+            if captured.kind == kind:
+                return captured.replay(batch, seed)
+        self._seen.append(kind)
+        if self.refused is not None or self._seen.count(kind) <= _WARM:
+            return None
+        if len(self._kept) == _MOST:
+            self._kept.popleft()
+        try:
+            self._kept.append(_Captured(kind, learner, work, batch, seed))
+        except RuntimeError as error:
+            if insist:
+                raise
+            self.refused = str(error).splitlines()[0]
+            return None
+        return self._kept[-1].replay(batch, seed)
+
+
+class _Captured:
+    def __init__(
+        self,
+        kind: tuple[Any, ...],
+        learner: nn.Module,
+        work: Work,
+        batch: TaskBatch,
+        seed: int,
+    ) -> None:
+        self.kind = kind
+        self._batch = batch.clone()
+        self._roots = task_roots(seed, batch.task_keys, batch.support_x.device)
+        named = {n: p for n, p in learner.named_parameters() if p.requires_grad}
+        self._parameters = list(named.values())
+        # leaves of their own, so that nothing recorded belongs to a graph outside
+        leaves = {n: p.detach().requires_grad_() for n, p in named.items()}
+        swapped = {f"learner.{n}": leaf for n, leaf in leaves.items()}
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            step = functional_call(_Work(learner, work), swapped, (self._batch, self._roots))
+            found = torch.autograd.grad(step.loss, list(leaves.values()), allow_unused=True)
+            self._flat = torch.cat([g.reshape(-1) for g in found if g is not None])
+        self._present = [g is not None for g in found]
+        self._step: MetaStep = _each(Tensor.detach, step)
+
+    def replay(self, batch: TaskBatch, seed: int) -> MetaStep:
+        pairs = zip(_tensors(self._batch), _tensors(batch), strict=True)
+        for mine, theirs in pairs:
+            mine.copy_(theirs, non_blocking=True)
+        self._roots.copy_(task_roots(seed, batch.task_keys, self._roots.device))
+        self._graph.replay()
+        step: MetaStep = _each(Tensor.clone, self._step)  # the next replay writes over these
+        loss = _Replayed.apply(step.loss, self._flat.clone(), self._present, *self._parameters)
+        return replace(step, loss=loss)
+
+
+class _Work(nn.Module):
+    """The learner's meta-step as a module, so that its parameters can be swapped."""
+
+    def __init__(self, learner: nn.Module, work: Work) -> None:
+        super().__init__()
+        self.learner = learner
+        self._work = work
+
+    def forward(self, batch: TaskBatch, roots: Tensor) -> MetaStep:
+        return self._work(batch, roots)
+
+
+class _Replayed(torch.autograd.Function):
+    """A loss whose gradients are known already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loss: Tensor, flat: Tensor, present: Sequence[bool], *parameters: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(flat)
+        ctx.present = present
+        ctx.like = [(p.shape, p.dtype) for p in parameters]
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (flat,) = ctx.saved_tensors
+        shapes = [s for (s, _), here in zip(ctx.like, ctx.present, strict=True) if here]
+        parts = iter((flat * upstream).split([math.prod(s) for s in shapes]))
+        found = [
+            next(parts).view(shape).to(dtype) if here else None
+            for (shape, dtype), here in zip(ctx.like, ctx.present, strict=True)
+        ]
+        return None, None, None, *found
+
+
+def _tensors(batch: TaskBatch) -> tuple[Tensor, ...]:
+    return batch.support_x, batch.support_y, batch.query_x, batch.query_y
+
+
+def _described(batch: TaskBatch) -> tuple[Any, ...]:
+    return *((t.shape, t.dtype, t.device) for t in _tensors(batch)), batch.classes
+
+
+def _addresses(learner: nn.Module) -> tuple[Any, ...]:
+    """Where the learner's tensors lie: a recording reads them there."""
+    return tuple(
+        (t.data_ptr(), t.requires_grad)
+        for module in learner.modules()
+        for t in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    )
+
+
+def _flags() -> tuple[Any, ...]:
+    return (
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.enabled,
+        torch.is_autocast_enabled("cuda"),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def _each(change: Callable[[Tensor], Tensor], found: Any) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(found, Tensor):
+        return change(found)
+    if is_dataclass(found) and not isinstance(found, type):
+        return type(found)(**{f.name: _each(change, getattr(found, f.name)) for f in fields(found)})
+    if isinstance(found, dict):
+        return {key: _each(change, value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return type(found)(_each(change, value) for value in found)
+    return found
