@@ -13,6 +13,9 @@ Rules exist for the functions listed here. A network that calls any other is not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from ibaml.execution.block import norm_relu_pool
 from ibaml.execution.grouped import Shape, convolve
 from ibaml.execution.normalise import channel_moments, normalise
 from ibaml.execution.pool import max_pool
@@ -29,7 +33,11 @@ _FOLDS = "_ibaml_folds"  # how many folds a tensor of the network holds
 _OWN = "_ibaml_own"  # marks weights with a leading dimension of G sets
 _TELL = "_ibaml_tell"  # whom batch norm tells the moments of what it sees
 
+_LATER = "_ibaml_later"  # a batch norm that waits for what follows it
+
 Tell = Callable[[Tensor, Tensor], None]
+_RELU = {"torch.nn.functional.relu", "torch.relu", "torch.Tensor.relu"}
+_MAX_POOL = "torch.nn.functional.max_pool2d"
 
 _ELEMENTWISE = {
     f"torch.nn.functional.{name}"
@@ -81,6 +89,11 @@ class _Fold(TorchFunctionMode):
         name = resolve_name(func) or getattr(func, "__name__", str(func))
         if name in _LOOKING:
             return func(*args, **kwargs)
+        if name in _RELU and len(args) == 1 and (later := getattr(args[0], _LATER, None)):
+            return _waiting(replace(later, relu=True), args[0], kwargs.get("inplace", False))
+        if name != _MAX_POOL:
+            args = [self.now(a) for a in args]
+            kwargs = {key: self.now(a) for key, a in kwargs.items()}
         rule = _RULES.get(name)
         if rule is not None:
             return rule(self, *args, **kwargs)
@@ -100,6 +113,18 @@ class _Fold(TorchFunctionMode):
                 raise Unfoldable(name)
             return _marked(func(a, b), most)
         raise Unfoldable(name)
+
+    def now(self, x: Any) -> Any:
+        """x itself, where it stands for a batch norm not yet done."""
+        later: _Later | None = getattr(x, _LATER, None)
+        if later is None:
+            return x
+        y, moments = normalise(later.x, later.weight, later.bias, later.eps)
+        later.told(moments, self.folds(x))
+        y = _marked(y.relu() if later.relu else y, self.folds(x))
+        if tell := getattr(x, _TELL, None):
+            tell_moments(y, tell)
+        return y
 
     def folds(self, x: Tensor) -> int:
         found = getattr(x, _FOLDS, None)
@@ -196,14 +221,15 @@ class _Fold(TorchFunctionMode):
             raise Unfoldable("batch norm that writes running statistics")
         tell: Tell | None = getattr(x, _TELL, None)
         x, (mean, var, w, b) = self._affine(x, (running_mean, running_var, weight, bias))
+        folds = self.folds(x)
         if training and w is not None and b is not None:
-            y, moments = normalise(x, w, b, eps)
-        else:
-            y, moments = F.batch_norm(x, mean, var, w, b, training, momentum, eps), None
+            later = _Later(x, w, b, eps, tell)
+            waiting = _waiting(later, _marked(x.new_empty(()).expand(x.shape), folds))
+            return waiting if _fuses(x) else self.now(waiting)
+        y = F.batch_norm(x, mean, var, w, b, training, momentum, eps)
         if tell is not None:
-            seen = channel_moments(x.detach()) if moments is None else moments
-            tell(*(m.unflatten(0, (self.folds(x), -1)) for m in seen))
-        return _marked(y, self.folds(x))
+            tell(*(m.unflatten(0, (folds, -1)) for m in channel_moments(x.detach())))
+        return _marked(y, folds)
 
     def max_pool(
         self,
@@ -221,7 +247,14 @@ class _Fold(TorchFunctionMode):
             (n, n) if isinstance(n, int) else tuple(n)
             for n in (kernel_size, stride or kernel_size, padding, dilation)
         )
-        if x.dim() == 4 and window == step and border == (0, 0) and gap == (1, 1) and not ceil_mode:
+        plain = x.dim() == 4 and window == step and border == (0, 0) and gap == (1, 1)
+        later: _Later | None = getattr(x, _LATER, None)
+        if plain and not ceil_mode and window == (2, 2) and later is not None and later.relu:
+            y, moments = norm_relu_pool(later.x, later.weight, later.bias, later.eps)
+            later.told(moments, self.folds(x))
+            return _marked(y, self.folds(x))
+        x = self.now(x)
+        if plain and not ceil_mode:
             return _marked(max_pool(x, window), self.folds(x))
         y = F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
         return _marked(y, self.folds(x))
@@ -264,6 +297,43 @@ class _Fold(TorchFunctionMode):
         return x
 
 
+@dataclass(frozen=True)
+class _Later:
+    """A batch norm, and a ReLU after it, that wait: where 2×2 max pooling follows, the three are
+    one operation."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    eps: float
+    tell: Tell | None
+    relu: bool = False
+
+    def told(self, moments: tuple[Tensor, Tensor], folds: int) -> None:
+        if self.tell is not None:
+            self.tell(*(m.unflatten(0, (folds, -1)) for m in moments))
+
+
+def _waiting(later: _Later, stand_in: Tensor, in_place: bool = False) -> Tensor:
+    """A tensor without values that stands for what is not yet done."""
+    if not in_place:
+        stand_in = _marked(stand_in.view(stand_in.shape), getattr(stand_in, _FOLDS))
+    setattr(stand_in, _LATER, later)
+    return stand_in
+
+
+def _fuses(x: Tensor) -> bool:
+    """Whether batch norm, ReLU and pooling can be one operation here."""
+    if x.dim() != 4 or min(x.shape[2:]) < 2:
+        return False
+    return not x.is_cuda or x.dtype == torch.float64 or _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
 def _marked(x: Tensor, folds: int) -> Tensor:
     setattr(x, _FOLDS, folds)
     return x
@@ -286,7 +356,7 @@ _RULES: dict[str, Callable[..., Tensor]] = {
     "torch.nn.functional.batch_norm": _Fold.batch_norm,
     "torch.nn.functional.group_norm": _Fold.group_norm,
     "torch.nn.functional.dropout": _Fold.dropout,
-    "torch.nn.functional.max_pool2d": _Fold.max_pool,
+    _MAX_POOL: _Fold.max_pool,
     "torch.flatten": _Fold.flatten,
     "torch.Tensor.flatten": _Fold.flatten,
     "torch.Tensor.view": _Fold.reshape,
@@ -329,6 +399,7 @@ def run_mode(
     folded = fold_tasks(x)
     with mode:
         y = functional_call(model, dict(tensors), (folded,))  # type: ignore[arg-type]
+    y = mode.now(y)
     if not isinstance(y, Tensor):
         raise Unfoldable("an output that is no tensor")
     return y

@@ -15,8 +15,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from ibaml.execution.wanted import wanted
+
+_THIN = 64  # inputs of one output
 
 
 class Shape(NamedTuple):
@@ -30,8 +35,32 @@ class Shape(NamedTuple):
 
 def convolve(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     """conv(x, weight), without a bias, differentiable twice."""
+    if not x.requires_grad and _is_thin(x, weight, shape):
+        return _thin(x, weight, shape)
     y: Tensor = _Convolve.apply(x, weight, shape)
     return y
+
+
+def _is_thin(x: Tensor, weight: Tensor, s: Shape) -> bool:
+    """Whether this is a first layer that reads few channels: native kernels are made for many."""
+    plain = set(s.stride) == {1} and set(s.dilation) == {1}
+    return x.dim() == 4 and plain and weight[0].numel() <= _THIN
+
+
+def _thin(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
+    """The convolution as products of matrices: shifted copies of x are made once, and serve the
+    weights' derivatives too."""
+    kernel = weight.shape[2:]
+    (up, left), images = s.padding, x.shape[0]
+    wide = F.pad(x, (left, left, up, up))
+    high, broad = (wide.shape[2 + d] - kernel[d] + 1 for d in range(2))
+    shifted = [
+        wide[:, :, i : i + high, j : j + broad] for i in range(kernel[0]) for j in range(kernel[1])
+    ]
+    columns = torch.stack(shifted, 2).view(images * s.groups, -1, high * broad)
+    rows = weight.reshape(s.groups, -1, columns.shape[1])
+    rows = rows.expand(images, -1, -1, -1).reshape(images * s.groups, -1, columns.shape[1])
+    return torch.bmm(rows, columns).view(images, -1, high, broad)
 
 
 def _forward(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
@@ -102,7 +131,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        need_x, need_w = ctx.needs_input_grad[:2]
+        need_x, need_w = wanted(ctx, 2)
         if not (need_x or need_w):
             return None, None, None
         if torch.is_grad_enabled():
@@ -128,7 +157,7 @@ class _Back(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, p: Tensor | None, q: Tensor | None) -> tuple[Tensor | None, ...]:
         g, x, weight = ctx.saved_tensors
-        need_g, need_x, need_w = ctx.needs_input_grad[:3]
+        need_g, need_x, need_w = wanted(ctx, 3)
         shape = ctx.shape
         to_g: Tensor | None = None
         if need_g:

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ibaml.execution.wanted import wanted
+
 
 def normalise(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float
@@ -81,7 +83,7 @@ class _Back(torch.autograd.Function):
         ctx: Any, p: Tensor | None, q: Tensor | None, r: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         g, x, w, mean, s, sum_gx, sum_g = ctx.saved_tensors
-        need_g, need_x, need_w = ctx.needs_input_grad[:3]
+        need_g, need_x, need_w = wanted(ctx, 3)
         n = x.numel() // x.shape[1]
         wide = (-1, *[1] * (x.dim() - 2))
 

@@ -1,0 +1,226 @@
+"""Batch norm, ReLU and 2×2 max pooling as one operation, differentiable twice.
+
+The three read and write the largest tensors of a convolutional network, one after the other, and
+everything they do is pointwise but for sums over a channel. Here every derivative is one pass for
+the sums and one for the values. With x̂ = (x − μ)·s, s = 1/√(var + ε), n values in a channel, and a
+window's place c of its maximum (none where ReLU is off), a gradient g of the pooled output lies at
+those places only; writing ĝ for it at full size, A = Σĝ/n and B = Σĝ·x̂/n,
+
+    ∂x = w·s·(ĝ − A − x̂·B)        ∂w = Σĝ·x̂        ∂b = Σĝ
+
+and for cotangents (p, q, r) of these three, with P = Σp/n, Q = Σp·x̂/n, K = Σp·ĝ/n − P·A − Q·B:
+
+    to g    w·s·(p − P − x̂·Q) + q·x̂ + r, at the places c
+    to w    n·s·K
+    to x    −w·s²·(K·x̂ + B·(p − P − Q·x̂) + Q·(ĝ − A − B·x̂)) + q·s·(ĝ − A − B·x̂)
+
+On an accelerator the passes are Triton kernels (`kernels`), elsewhere the plain lines below, which
+are also what the kernels are checked against.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ibaml.execution.wanted import wanted
+
+OFF = 4  # the place of a window whose maximum ReLU switches off
+
+
+def norm_relu_pool(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """max_pool(relu(batch_norm(x)), 2) of x (N, C, H, W) by the statistics of the batch; and these,
+    mean and biased variance of every channel."""
+    y, mean, s = _Block.apply(x.contiguous(), weight, bias, eps)
+    return y, (mean, (s.square().reciprocal() - eps).clamp(min=0))
+
+
+class Kept(NamedTuple):
+    """What the forward pass leaves: the channel's statistics and weight, and for every window the
+    place of its maximum (0 … 3, or OFF) and the input there."""
+
+    x: Tensor
+    weight: Tensor
+    mean: Tensor
+    s: Tensor
+    place: Tensor
+    chosen: Tensor
+
+    @property
+    def values(self) -> int:
+        return self.x.numel() // self.x.shape[1]
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        passes = _passes(x)
+        mean, s = passes.statistics(x, eps)
+        y, place, chosen = passes.choose(x, weight, bias, mean, s)
+        ctx.save_for_backward(*Kept(x, weight, mean, s, place, chosen))
+        ctx.mark_non_differentiable(mean, s)
+        return y, mean, s
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        kept = Kept(*ctx.saved_tensors)
+        g = g.contiguous()
+        found = _Back.apply(g, *kept) if torch.is_grad_enabled() else _backward(g, kept)
+        return *found, None
+
+
+def _backward(g: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
+    """(∂x, ∂w, ∂b)"""
+    passes = _passes(kept.x)
+    sum_g, sum_gx = passes.pooled_sums(g, kept)
+    return passes.first(g, kept, sum_g, sum_gx), sum_gx, sum_g
+
+
+class _Back(torch.autograd.Function):
+    """(∂x, ∂w, ∂b) as a function of g, x and w."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = _backward(g, Kept(*kept))
+        ctx.save_for_backward(g, *kept, found[1], found[2])
+        ctx.set_materialize_grads(False)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, p: Tensor | None, q: Tensor | None, r: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        g, *saved, sum_gx, sum_g = ctx.saved_tensors
+        kept = Kept(*saved)
+        need_g, need_x, need_w = wanted(ctx, 3)
+        zero = torch.zeros_like(sum_g)
+        q, r = (zero if t is None else t for t in (q, r))
+        p = torch.zeros_like(kept.x) if p is None else p.contiguous()
+        passes = _passes(kept.x)
+        sum_p, sum_px, sum_pg, there = passes.full_sums(p, g, kept)
+        to_g = passes.to_pooled(there, kept, sum_p, sum_px, q, r) if need_g else None
+        to_x = to_w = None
+        if need_x or need_w:
+            k = (sum_pg - (sum_p * sum_g + sum_px * sum_gx) / kept.values) / kept.values
+            if need_x:
+                to_x = passes.second(p, g, kept, sum_g, sum_gx, sum_p, sum_px, k, q)
+            if need_w:
+                to_w = kept.values * kept.s * k
+        return to_g, to_x, to_w, None, None, None, None
+
+
+class _Plain:
+    """The passes in plain operations."""
+
+    @staticmethod
+    def statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """μ and s of every channel."""
+        _, mean, s = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)
+        return mean, s
+
+    @staticmethod
+    def choose(
+        x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, s: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The pooled output, the places of the maxima, and x there."""
+        z = (x - _wide(mean, x)) * _wide(weight * s, x) + _wide(bias, x)
+        best, place = _windows(z).max(-1)
+        chosen = _windows(x).gather(-1, place[..., None])[..., 0]
+        place = torch.where(best > 0, place, OFF).to(torch.uint8)
+        return best.relu().to(x.dtype), place, chosen
+
+    @staticmethod
+    def pooled_sums(g: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
+        """Σĝ and Σĝ·x̂."""
+        g = torch.where(kept.place < OFF, g, 0).to(kept.mean.dtype)
+        normal = (kept.chosen - _wide(kept.mean, g)) * _wide(kept.s, g)
+        return g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))
+
+    @staticmethod
+    def first(g: Tensor, kept: Kept, sum_g: Tensor, sum_gx: Tensor) -> Tensor:
+        """∂x"""
+        x, n = kept.x, kept.values
+        normal = (x - _wide(kept.mean, x)) * _wide(kept.s, x)
+        spread = _spread(g, kept)
+        inner = spread - _wide(sum_g / n, x) - normal * _wide(sum_gx / n, x)
+        return (_wide(kept.weight * kept.s, x) * inner).to(x.dtype)
+
+    @staticmethod
+    def full_sums(p: Tensor, g: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Σp, Σp·x̂, Σp·ĝ, and p at the places of the maxima."""
+        x = kept.x
+        normal = (x - _wide(kept.mean, x)) * _wide(kept.s, x)
+        inside = kept.place.clamp(max=OFF - 1).long()
+        there = _windows(p).gather(-1, inside[..., None])[..., 0]
+        wide = p.to(kept.mean.dtype)
+        met = torch.where(kept.place < OFF, there * g, 0).to(wide.dtype)
+        sums = (t.sum((0, 2, 3)) for t in (wide, wide * normal, met))
+        return *sums, there  # type: ignore[return-value]
+
+    @staticmethod
+    def to_pooled(
+        there: Tensor, kept: Kept, sum_p: Tensor, sum_px: Tensor, q: Tensor, r: Tensor
+    ) -> Tensor:
+        """The cotangent of g."""
+        n, like = kept.values, there
+        normal = (kept.chosen - _wide(kept.mean, like)) * _wide(kept.s, like)
+        inner = there - _wide(sum_p / n, like) - normal * _wide(sum_px / n, like)
+        found = _wide(kept.weight * kept.s, like) * inner + _wide(q, like) * normal + _wide(r, like)
+        return torch.where(kept.place < OFF, found, 0).to(there.dtype)
+
+    @staticmethod
+    def second(
+        p: Tensor,
+        g: Tensor,
+        kept: Kept,
+        sum_g: Tensor,
+        sum_gx: Tensor,
+        sum_p: Tensor,
+        sum_px: Tensor,
+        k: Tensor,
+        q: Tensor,
+    ) -> Tensor:
+        """The cotangent of x."""
+        x, n = kept.x, kept.values
+        a, b, big_p, big_q = (_wide(t / n, x) for t in (sum_g, sum_gx, sum_p, sum_px))
+        s, w = _wide(kept.s, x), _wide(kept.weight, x)
+        normal = (x - _wide(kept.mean, x)) * s
+        back = _spread(g, kept) - a - b * normal
+        inner = _wide(k, x) * normal + b * (p - big_p - big_q * normal) + big_q * back
+        return (_wide(q, x) * s * back - w * s * s * inner).to(x.dtype)
+
+
+def _passes(x: Tensor) -> Any:
+    if x.is_cuda and x.dtype != torch.float64:
+        from ibaml.execution.kernels import Kernels
+
+        return Kernels
+    return _Plain
+
+
+def _wide(channel: Tensor, like: Tensor) -> Tensor:
+    return channel.view(1, -1, *[1] * (like.dim() - 2))
+
+
+def _windows(x: Tensor) -> Tensor:
+    """(N, C, H, W) as (N, C, H/2, W/2, 4); an odd last row or column is in no window."""
+    high, wide = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
+    parts = x[:, :, :high, :wide].unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
+    return parts.transpose(3, 4).flatten(-2)
+
+
+def _spread(g: Tensor, kept: Kept) -> Tensor:
+    """A pooled gradient where its maxima were."""
+    hit = kept.place[..., None] == torch.arange(4, device=g.device, dtype=torch.uint8)
+    parts = torch.where(hit, g[..., None], 0).unflatten(-1, (2, 2)).transpose(3, 4)
+    full = parts.flatten(4, 5).flatten(2, 3)
+    high, wide = kept.x.shape[2] - full.shape[2], kept.x.shape[3] - full.shape[3]
+    return torch.nn.functional.pad(full, (0, wide, 0, high))
