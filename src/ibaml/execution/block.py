@@ -14,8 +14,8 @@ and for cotangents (p, q, r) of these three, with P = Σp/n, Q = Σp·x̂/n, K =
     to w    n·s·K
     to x    −w·s²·(K·x̂ + B·(p − P − Q·x̂) + Q·(ĝ − A − B·x̂)) + q·s·(ĝ − A − B·x̂)
 
-On an accelerator the passes are Triton kernels (`kernels`), elsewhere the plain lines below, which
-are also what the kernels are checked against.
+On an accelerator the passes are Triton kernels (`block_kernels`), elsewhere the plain lines below,
+which are also what the kernels are checked against.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ibaml.execution.native import is_native
 from ibaml.execution.wanted import wanted
 
 OFF = 4  # the place of a window whose maximum ReLU switches off
@@ -199,8 +200,8 @@ class _Plain:
 
 
 def _passes(x: Tensor) -> Any:
-    if x.is_cuda and x.dtype != torch.float64:
-        from ibaml.execution.kernels import Kernels
+    if is_native(x):
+        from ibaml.execution.block_kernels import Kernels
 
         return Kernels
     return _Plain

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from ibaml.execution.block import norm_relu_pool
 from ibaml.execution.grouped import Shape, convolve
+from ibaml.execution.native import is_native
 from ibaml.execution.normalise import channel_moments, normalise
 from ibaml.execution.pool import max_pool
 
@@ -34,9 +33,11 @@ _OWN = "_ibaml_own"  # marks weights with a leading dimension of G sets
 _TELL = "_ibaml_tell"  # whom batch norm tells the moments of what it sees
 
 _LATER = "_ibaml_later"  # a batch norm that waits for what follows it
+_BIAS = "_ibaml_bias"  # a convolution's bias that was not yet added
 
 Tell = Callable[[Tensor, Tensor], None]
 _RELU = {"torch.nn.functional.relu", "torch.relu", "torch.Tensor.relu"}
+_BATCH_NORM = "torch.nn.functional.batch_norm"
 _MAX_POOL = "torch.nn.functional.max_pool2d"
 
 _ELEMENTWISE = {
@@ -91,7 +92,7 @@ class _Fold(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in _RELU and len(args) == 1 and (later := getattr(args[0], _LATER, None)):
             return _waiting(replace(later, relu=True), args[0], kwargs.get("inplace", False))
-        if name != _MAX_POOL:
+        if name not in (_MAX_POOL, _BATCH_NORM):
             args = [self.now(a) for a in args]
             kwargs = {key: self.now(a) for key, a in kwargs.items()}
         rule = _RULES.get(name)
@@ -115,16 +116,19 @@ class _Fold(TorchFunctionMode):
         raise Unfoldable(name)
 
     def now(self, x: Any) -> Any:
-        """x itself, where it stands for a batch norm not yet done."""
+        """x itself, where something of it is not yet done."""
         later: _Later | None = getattr(x, _LATER, None)
-        if later is None:
+        if later is not None:
+            y, moments = normalise(later.x, later.weight, later.bias, later.eps)
+            later.told(moments, self.folds(x))
+            y = y.relu() if later.relu else y
+        elif hasattr(x, _BIAS):
+            y = x + getattr(x, _BIAS).to(x.dtype).view(-1, *[1] * (x.dim() - 2))
+        else:
             return x
-        y, moments = normalise(later.x, later.weight, later.bias, later.eps)
-        later.told(moments, self.folds(x))
-        y = _marked(y.relu() if later.relu else y, self.folds(x))
         if tell := getattr(x, _TELL, None):
             tell_moments(y, tell)
-        return y
+        return _marked(y, self.folds(x))
 
     def folds(self, x: Tensor) -> int:
         found = getattr(x, _FOLDS, None)
@@ -172,7 +176,11 @@ class _Fold(TorchFunctionMode):
         else:
             y = convolve(_parted(x, folds), weight.to(x.dtype), shape(groups))
             y = _folded(y, folds)
-        return self._add_bias(_marked(y, folds), bias)
+        y = _marked(y, folds)
+        if bias is not None:
+            y, (flat,) = self._affine(y, (bias,))
+            setattr(y, _BIAS, flat)  # batch norm takes it away again
+        return y
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.dim() != 2:
@@ -188,12 +196,11 @@ class _Fold(TorchFunctionMode):
         return self._add_bias(_marked(y.transpose(0, 1).flatten(1), self.sets), bias)
 
     def _add_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Add a bias, shared or every set's own, channel by channel."""
+        """Add a linear layer's bias, shared or every set's own."""
         if bias is None:
             return x
         x, (flat,) = self._affine(x, (bias,))
-        flat = flat.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
-        return _marked(x + flat, self.folds(x))
+        return _marked(x + flat.to(x.dtype), self.folds(x))
 
     def _affine(self, x: Tensor, weights: tuple[Tensor | None, ...]) -> tuple[Tensor, list[Any]]:
         """x and a norm's weights, one per channel of its folds."""
@@ -219,13 +226,19 @@ class _Fold(TorchFunctionMode):
     ) -> Tensor:
         if training and running_mean is not None:
             raise Unfoldable("batch norm that writes running statistics")
+        own = any(t is not None and hasattr(t, _OWN) for t in (weight, bias))
+        if hasattr(x, _LATER) or not training or (own and self.folds(x) != self.sets):
+            x = self.now(x)
         tell: Tell | None = getattr(x, _TELL, None)
+        shift: Tensor | None = getattr(x, _BIAS, None)
         x, (mean, var, w, b) = self._affine(x, (running_mean, running_var, weight, bias))
         folds = self.folds(x)
         if training and w is not None and b is not None:
-            later = _Later(x, w, b, eps, tell)
+            b = b if shift is None else b + 0 * shift  # it moves the mean, and nothing else
+            later = _Later(x, w, b, eps, tell, shift)
             waiting = _waiting(later, _marked(x.new_empty(()).expand(x.shape), folds))
             return waiting if _fuses(x) else self.now(waiting)
+        x = self.now(x)
         y = F.batch_norm(x, mean, var, w, b, training, momentum, eps)
         if tell is not None:
             tell(*(m.unflatten(0, (folds, -1)) for m in channel_moments(x.detach())))
@@ -307,11 +320,14 @@ class _Later:
     bias: Tensor
     eps: float
     tell: Tell | None
+    shift: Tensor | None  # what should have been added to x
     relu: bool = False
 
     def told(self, moments: tuple[Tensor, Tensor], folds: int) -> None:
         if self.tell is not None:
-            self.tell(*(m.unflatten(0, (folds, -1)) for m in moments))
+            mean, var = moments
+            mean = mean if self.shift is None else mean + self.shift.detach()
+            self.tell(*(m.unflatten(0, (folds, -1)) for m in (mean, var)))
 
 
 def _waiting(later: _Later, stand_in: Tensor, in_place: bool = False) -> Tensor:
@@ -326,12 +342,7 @@ def _fuses(x: Tensor) -> bool:
     """Whether batch norm, ReLU and pooling can be one operation here."""
     if x.dim() != 4 or min(x.shape[2:]) < 2:
         return False
-    return not x.is_cuda or x.dtype == torch.float64 or _has_triton()
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    return is_native(x) or not x.is_cuda
 
 
 def _marked(x: Tensor, folds: int) -> Tensor:
@@ -353,7 +364,7 @@ _RULES: dict[str, Callable[..., Tensor]] = {
     **{f"torch.nn.functional.conv{n}d": _Fold.conv for n in (1, 2, 3)},
     **{f"torch.conv{n}d": _Fold.conv for n in (1, 2, 3)},
     "torch.nn.functional.linear": _Fold.linear,
-    "torch.nn.functional.batch_norm": _Fold.batch_norm,
+    _BATCH_NORM: _Fold.batch_norm,
     "torch.nn.functional.group_norm": _Fold.group_norm,
     "torch.nn.functional.dropout": _Fold.dropout,
     _MAX_POOL: _Fold.max_pool,

@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ibaml.execution.native import is_native
+from ibaml.execution.thin import is_thin, thin
 from ibaml.execution.wanted import wanted
-
-_THIN = 64  # inputs of one output
 
 
 class Shape(NamedTuple):
@@ -35,32 +34,12 @@ class Shape(NamedTuple):
 
 def convolve(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     """conv(x, weight), without a bias, differentiable twice."""
-    if not x.requires_grad and _is_thin(x, weight, shape):
-        return _thin(x, weight, shape)
+    plain = set(shape.stride) == {1} and set(shape.dilation) == {1}
+    if plain and is_thin(x, weight):
+        high, wide = shape.padding
+        return thin(x, weight, (high, wide), shape.groups, is_native(x))
     y: Tensor = _Convolve.apply(x, weight, shape)
     return y
-
-
-def _is_thin(x: Tensor, weight: Tensor, s: Shape) -> bool:
-    """Whether this is a first layer that reads few channels: native kernels are made for many."""
-    plain = set(s.stride) == {1} and set(s.dilation) == {1}
-    return x.dim() == 4 and plain and weight[0].numel() <= _THIN
-
-
-def _thin(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
-    """The convolution as products of matrices: shifted copies of x are made once, and serve the
-    weights' derivatives too."""
-    kernel = weight.shape[2:]
-    (up, left), images = s.padding, x.shape[0]
-    wide = F.pad(x, (left, left, up, up))
-    high, broad = (wide.shape[2 + d] - kernel[d] + 1 for d in range(2))
-    shifted = [
-        wide[:, :, i : i + high, j : j + broad] for i in range(kernel[0]) for j in range(kernel[1])
-    ]
-    columns = torch.stack(shifted, 2).view(images * s.groups, -1, high * broad)
-    rows = weight.reshape(s.groups, -1, columns.shape[1])
-    rows = rows.expand(images, -1, -1, -1).reshape(images * s.groups, -1, columns.shape[1])
-    return torch.bmm(rows, columns).view(images, -1, high, broad)
 
 
 def _forward(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
