@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import argparse
 import platform
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -62,8 +61,8 @@ METHODS = {
 }
 
 
-def batch(shape: tuple[int, ...], dtype: torch.dtype) -> ibaml.TaskBatch:
-    rng = torch.Generator().manual_seed(0)
+def batch(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> ibaml.TaskBatch:
+    rng = torch.Generator().manual_seed(seed)
     x = torch.randn(3, 12, *shape, generator=rng, dtype=dtype)
     y = torch.arange(3).repeat(4).expand(3, 12)
     return ibaml.TaskBatch(x[:, :6], y[:, :6], x[:, 6:], y[:, 6:])
@@ -116,7 +115,8 @@ def check_no_waiting() -> None:
             model = ibaml.nn.conv4(3, 8, 1, 28).cuda()
             learner = ibaml.methods.ibaml(model, curvature=kind, adapt=adapt)
             tasks = batch((1, 28, 28), torch.float32).to("cuda")
-            learner(tasks).backward()  # the first call checks the kind of batch
+            for _ in range(3):  # the first call checks the kind of batch, the third records
+                learner(tasks).backward()
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
             try:
@@ -128,29 +128,83 @@ def check_no_waiting() -> None:
                 torch.cuda.set_sync_debug_mode("default")
 
 
-def baseline() -> None:
-    """Time of the loop on the paper's network, before anything was made fast."""
-    for kind in ("ggn", "energy"):
-        learner = ibaml.methods.ibaml(
-            ibaml.nn.conv4(5).cuda(), steps=5, cg_steps=5, samples=5, curvature=kind
-        )
-        x = torch.randn(4, 80, 3, 84, 84)
-        y = torch.arange(5).repeat(16).expand(4, 80)
-        tasks = ibaml.TaskBatch(x[:, :5], y[:, :5], x[:, 5:], y[:, 5:]).to("cuda")
-        for _ in range(2):
-            learner(tasks).backward()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        began = time.perf_counter()
-        for _ in range(3):
-            learner(tasks).backward()
-        torch.cuda.synchronize()
-        each = (time.perf_counter() - began) / 12 * 1e3
-        peak = torch.cuda.max_memory_allocated() / 2**30
-        print(
-            f"Conv4-32, 84×84, 5-way 1-shot, 15 queries, S = K = L = 5, T = 4, {kind}, loop: "
-            f"{each:.0f} ms per task, peak {peak:.1f} GiB"
-        )
+def check_captured() -> None:
+    """Replayed meta-steps give the gradients of ordinary ones, for batches and seeds of their own,
+    after the parameters moved."""
+    for model in ("mlp", "conv4 (batch norm)", "transformer"):
+        for method in METHODS:
+            found = {}
+            for capture in (None, False):
+                make, shape = MODELS[model]
+                torch.manual_seed(0)
+                learner = getattr(ibaml.methods, method.split()[0])(
+                    make().to("cuda", torch.float64), steps=3, capture=capture, **METHODS[method]
+                )
+                found[capture] = []
+                for call in range(5):
+                    tasks = batch(shape, torch.float64, call).to("cuda")
+                    learner.zero_grad()
+                    (3 * learner(tasks, torch.Generator().manual_seed(call))).backward()
+                    with torch.no_grad():
+                        for p in learner.parameters():
+                            p -= 0.01 * p.grad
+                    moved = [p.detach().reshape(-1) for p in learner.parameters()]
+                    found[capture].append(torch.cat([*moved, *_running(learner)]))
+                if capture is None:
+                    way = learner.strategy
+            error = max(
+                float((a - b).norm() / b.norm())
+                for a, b in zip(found[None], found[False], strict=True)
+            )
+            look = "" if error < 1e-9 and "captured" in way else "   <-- look"
+            print(f"replayed: {model:20} {method:14} {way:30} {error:.1e}{look}", flush=True)
+
+
+def _running(learner: ibaml.MetaLearner) -> list[torch.Tensor]:
+    return [b.reshape(-1).double() for n, b in learner.named_buffers() if "running" in n]
+
+
+def check_kernels() -> None:
+    """Our Triton kernels against plain operations, float32 (TF32 off) and bfloat16."""
+    from ibaml.execution.block import _Plain, norm_relu_pool
+    from ibaml.execution.thin import plain_thin, thin
+
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for dtype in (torch.float32, torch.bfloat16):
+            for shape in ((5, 64, 84, 84), (75, 24, 21, 21), (3, 40, 2, 3)):
+                rng = torch.Generator("cuda").manual_seed(0)
+
+                def draw(*size: int, rng: torch.Generator = rng) -> torch.Tensor:
+                    return torch.randn(*size, generator=rng, device="cuda")
+
+                x = (2 + 3 * draw(*shape)).to(dtype).requires_grad_()
+                w, b = (draw(shape[1]).requires_grad_() for _ in range(2))
+                cotangents = [draw(*size) for size in (shape, shape[1:2], shape[1:2])]
+                ways = []
+                for plain in (False, True):
+                    with (
+                        patch("ibaml.execution.block._passes", lambda _: _Plain)
+                        if plain
+                        else (nullcontext())
+                    ):
+                        z = x.float() if plain else x
+                        y = norm_relu_pool(z, w, b, 1e-5)[0]
+                        g = torch.ones_like(y).requires_grad_()
+                        first = torch.autograd.grad(y, (x, w, b), g, create_graph=True)
+                        c = [p.to(f.dtype) for p, f in zip(cotangents, first, strict=True)]
+                        second = torch.autograd.grad(first, (g, x, w), c)
+                        ways.append([t.detach().double() for t in (y, *first, *second)])
+                errors = [
+                    float((a - e).norm() / (e.norm() + 1e-12)) for a, e in zip(*ways, strict=True)
+                ]
+                print(f"block {shape} {dtype}: " + " ".join(f"{e:.0e}" for e in errors))
+            x, w = draw(6, 12, 30, 20).to(dtype), draw(80, 3, 3, 3).to(dtype).requires_grad_()
+            ours, plain_ones = (way(x, w, (1, 1), 4) for way in (thin, plain_thin))
+            g = torch.ones_like(ours)
+            pairs = [(ours, plain_ones)]
+            pairs.append(tuple(torch.autograd.grad(y, w, g)[0] for y in (ours, plain_ones)))
+            errors = [float((a - e).double().norm() / e.double().norm()) for a, e in pairs]
+            print(f"thin {dtype}: " + " ".join(f"{e:.0e}" for e in errors), flush=True)
 
 
 @contextmanager
@@ -174,8 +228,9 @@ def main() -> None:
         check_equal(device)
     check_episodes(device)
     if device == "cuda":
+        check_kernels()
         check_no_waiting()
-        baseline()
+        check_captured()
 
 
 if __name__ == "__main__":

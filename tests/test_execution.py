@@ -129,11 +129,12 @@ def test_the_shared_layers_run_once_a_task():
 
 @pytest.mark.parametrize("adapt", ["all", "head", ["0.*"], ["1.*", "*.bias"]])
 @pytest.mark.parametrize("method", METHODS)
-def test_folds_equal_the_loop(method, adapt):
+@pytest.mark.parametrize("way", ["fold", "single"])
+def test_folds_equal_the_loop(way, method, adapt):
     """conv_model has batch norm: 0 is the convolution, 1 the norm, 5 the head."""
     batch = class_batch((1, 6, 6), ways=2)
     found = {}
-    for execution in ("loop", "fold"):
+    for execution in ("loop", way):
         build = getattr(ibaml.methods, method)
         learner = build(conv_model(), adapt=adapt, execution=execution, **METHODS[method])
         found[execution] = gradients(learner, batch)
@@ -143,13 +144,14 @@ def test_folds_equal_the_loop(method, adapt):
         assert learner.strategy == execution
     for block in found["loop"]:
         torch.testing.assert_close(
-            found["fold"][block], found["loop"][block], rtol=1e-10, atol=1e-13, msg=block
+            found[way][block], found["loop"][block], rtol=1e-10, atol=1e-13, msg=block
         )
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "none"])
 @pytest.mark.parametrize("network", ["conv4", "resnet12"])
-def test_folds_equal_the_loop_on_the_backbones(network, norm):
+@pytest.mark.parametrize("way", ["fold", "single"])
+def test_folds_equal_the_loop_on_the_backbones(way, network, norm):
     torch.manual_seed(0)
     if network == "conv4":
         net = ibaml.nn.conv4(2, channels=4, in_channels=1, image_size=16, norm=norm)
@@ -158,7 +160,7 @@ def test_folds_equal_the_loop_on_the_backbones(network, norm):
     net = net.double()
     batch = class_batch((1, 16, 16), ways=2)
     found = []
-    for execution in ("loop", "fold"):
+    for execution in ("loop", way):
         learner = ibaml.methods.ibaml(
             copy.deepcopy(net), execution=execution, samples=2, steps=2, init_log_var=-4.0
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol, cast
 
 import torch
@@ -166,10 +167,6 @@ class _GaussNewton(_Hessian):
         if set(self.wanted) - self.energy.closed:
             # the mixed derivative is exact, so it needs the gradient's own graph
             self._differentiate(self.energy.output_loss(outputs))
-        else:
-            loss = self.energy.output_loss(outputs)
-            (self.gradient,) = torch.autograd.grad(loss.sum(), self.v, retain_graph=True)
-            self.loss_gradient = self.gradient
         # Jᵀw is linear in w, so its derivative in w is the product J p
         self.cotangent = torch.zeros_like(outputs, requires_grad=True)
         (self.transposed,) = torch.autograd.grad(outputs, self.v, self.cotangent, create_graph=True)
@@ -177,6 +174,11 @@ class _GaussNewton(_Hessian):
         (self.output_gradient,) = torch.autograd.grad(
             detached(self.energy).output_loss(self.point).sum(), self.point, create_graph=True
         )
+
+    @cached_property
+    def loss_gradient(self) -> Tensor:  # type: ignore[override]
+        """Only where somebody asks: no product needs it."""
+        return vector_product(self.outputs, self.v, self.output_gradient.detach())
 
     def curvature(self, p: Tensor) -> Tensor:
         moved = vector_product(self.transposed, self.cotangent, p)

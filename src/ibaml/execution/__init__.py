@@ -26,11 +26,12 @@ from ibaml.execution.norm import (
     support_buffers,
     watch_moments,
 )
+from ibaml.execution.single import run_single
 from ibaml.execution.vmap import run_vmap, unsafe_layers
 
-Strategy = Literal["auto", "loop", "vmap", "fold", "head"]
-STRATEGIES: tuple[Strategy, ...] = ("auto", "loop", "vmap", "fold", "head")
-_WHOLE = {"loop": run_loop, "vmap": run_vmap, "fold": run_fold}
+Strategy = Literal["auto", "loop", "single", "vmap", "fold", "head"]
+STRATEGIES: tuple[Strategy, ...] = ("auto", "loop", "single", "vmap", "fold", "head")
+_WHOLE = {"loop": run_loop, "single": run_single, "vmap": run_vmap, "fold": run_fold}
 Precision = Literal["full", "bfloat16"]
 
 
@@ -39,7 +40,7 @@ class Runner:
     """Runs weight sets (T, S, …) through a model on inputs (T, N, …), twice differentiable.
 
     Attributes:
-        whole: how the whole network runs, ``"loop"``, ``"vmap"`` or ``"fold"``.
+        whole: how the whole network runs, ``"loop"``, ``"single"``, ``"vmap"`` or ``"fold"``.
         head: the layer that owns every adapted weight, where the layers before it may run once a
             task instead of once a weight set.
         precision: of activations and convolutions in folds, None for that of the weights.
@@ -98,8 +99,8 @@ def choose(
     precision: Precision = "full",
 ) -> Runner:
     """How to run ``model``: ``"auto"`` takes the head by itself where only it is adapted, vmap for
-    plain dense networks, where it is much faster, and elsewhere the loop on a CPU (where grouped
-    kernels are slow) and folds on an accelerator."""
+    plain dense networks, where it is much faster, and elsewhere one weight set after another by
+    operations of our own on a CPU (where grouped kernels are slow) and folds on an accelerator."""
     if strategy not in STRATEGIES:
         raise ValueError(f"execution must be one of {STRATEGIES}, got {strategy!r}")
     unsafe = unsafe_layers(model)
@@ -119,7 +120,7 @@ def choose(
     elif not unsafe:
         whole = "vmap"
     else:
-        whole = "loop" if device == "cpu" else "fold"
+        whole = "single" if device == "cpu" else "fold"
     if precision not in ("full", "bfloat16"):
         raise ValueError(f'precision must be "full" or "bfloat16", got {precision!r}')
     rough = torch.bfloat16 if precision == "bfloat16" and whole == "fold" else None

@@ -33,6 +33,7 @@ _OWN = "_ibaml_own"  # marks weights with a leading dimension of G sets
 _TELL = "_ibaml_tell"  # whom batch norm tells the moments of what it sees
 
 _LATER = "_ibaml_later"  # a batch norm that waits for what follows it
+_NOW = "_ibaml_now"  # what stood for something, done
 _BIAS = "_ibaml_bias"  # a convolution's bias that was not yet added
 
 Tell = Callable[[Tensor, Tensor], None]
@@ -77,7 +78,9 @@ class Unfoldable(Exception):
     """The network calls a function for which there is no rule."""
 
 
-class _Fold(TorchFunctionMode):
+class FoldMode(TorchFunctionMode):
+    """Runs a module by the rules below."""
+
     def __init__(self, tasks: int, samples: int) -> None:
         super().__init__()
         self.tasks, self.samples = tasks, samples
@@ -116,8 +119,11 @@ class _Fold(TorchFunctionMode):
         raise Unfoldable(name)
 
     def now(self, x: Any) -> Any:
-        """x itself, where something of it is not yet done."""
+        """x itself, where something of it is not yet done. (What is done once stays, and an
+        operation in place changes what stays.)"""
         later: _Later | None = getattr(x, _LATER, None)
+        if hasattr(x, _NOW):
+            return getattr(x, _NOW)
         if later is not None:
             y, moments = normalise(later.x, later.weight, later.bias, later.eps)
             later.told(moments, self.folds(x))
@@ -128,7 +134,8 @@ class _Fold(TorchFunctionMode):
             return x
         if tell := getattr(x, _TELL, None):
             tell_moments(y, tell)
-        return _marked(y, self.folds(x))
+        setattr(x, _NOW, _marked(y, self.folds(x)))
+        return y
 
     def folds(self, x: Tensor) -> int:
         found = getattr(x, _FOLDS, None)
@@ -236,8 +243,7 @@ class _Fold(TorchFunctionMode):
         if training and w is not None and b is not None:
             b = b if shift is None else b + 0 * shift  # it moves the mean, and nothing else
             later = _Later(x, w, b, eps, tell, shift)
-            waiting = _waiting(later, _marked(x.new_empty(()).expand(x.shape), folds))
-            return waiting if _fuses(x) else self.now(waiting)
+            return _waiting(later, _marked(x.new_empty(()).expand(x.shape), folds))
         x = self.now(x)
         y = F.batch_norm(x, mean, var, w, b, training, momentum, eps)
         if tell is not None:
@@ -262,8 +268,13 @@ class _Fold(TorchFunctionMode):
         )
         plain = x.dim() == 4 and window == step and border == (0, 0) and gap == (1, 1)
         later: _Later | None = getattr(x, _LATER, None)
-        if plain and not ceil_mode and window == (2, 2) and later is not None and later.relu:
-            y, moments = norm_relu_pool(later.x, later.weight, later.bias, later.eps)
+        unused = not hasattr(x, _NOW)
+        if plain and not ceil_mode and window == (2, 2) and unused and later and later.relu:
+            if _fuses(later.x):
+                y, moments = norm_relu_pool(later.x, later.weight, later.bias, later.eps)
+            else:  # ReLU and maxima commute, and there are fewer of these
+                y, moments = normalise(later.x, later.weight, later.bias, later.eps)
+                y = max_pool(y, window).relu()
             later.told(moments, self.folds(x))
             return _marked(y, self.folds(x))
         x = self.now(x)
@@ -339,10 +350,8 @@ def _waiting(later: _Later, stand_in: Tensor, in_place: bool = False) -> Tensor:
 
 
 def _fuses(x: Tensor) -> bool:
-    """Whether batch norm, ReLU and pooling can be one operation here."""
-    if x.dim() != 4 or min(x.shape[2:]) < 2:
-        return False
-    return is_native(x) or not x.is_cuda
+    """Whether batch norm, ReLU and pooling are one operation here."""
+    return x.dim() == 4 and min(x.shape[2:]) >= 2 and is_native(x)
 
 
 def _marked(x: Tensor, folds: int) -> Tensor:
@@ -361,19 +370,19 @@ def _folded(x: Tensor, folds: int) -> Tensor:
 
 
 _RULES: dict[str, Callable[..., Tensor]] = {
-    **{f"torch.nn.functional.conv{n}d": _Fold.conv for n in (1, 2, 3)},
-    **{f"torch.conv{n}d": _Fold.conv for n in (1, 2, 3)},
-    "torch.nn.functional.linear": _Fold.linear,
-    _BATCH_NORM: _Fold.batch_norm,
-    "torch.nn.functional.group_norm": _Fold.group_norm,
-    "torch.nn.functional.dropout": _Fold.dropout,
-    _MAX_POOL: _Fold.max_pool,
-    "torch.flatten": _Fold.flatten,
-    "torch.Tensor.flatten": _Fold.flatten,
-    "torch.Tensor.view": _Fold.reshape,
-    "torch.Tensor.reshape": _Fold.reshape,
-    "torch.Tensor.mean": _Fold.mean,
-    "torch.mean": _Fold.mean,
+    **{f"torch.nn.functional.conv{n}d": FoldMode.conv for n in (1, 2, 3)},
+    **{f"torch.conv{n}d": FoldMode.conv for n in (1, 2, 3)},
+    "torch.nn.functional.linear": FoldMode.linear,
+    _BATCH_NORM: FoldMode.batch_norm,
+    "torch.nn.functional.group_norm": FoldMode.group_norm,
+    "torch.nn.functional.dropout": FoldMode.dropout,
+    _MAX_POOL: FoldMode.max_pool,
+    "torch.flatten": FoldMode.flatten,
+    "torch.Tensor.flatten": FoldMode.flatten,
+    "torch.Tensor.view": FoldMode.reshape,
+    "torch.Tensor.reshape": FoldMode.reshape,
+    "torch.Tensor.mean": FoldMode.mean,
+    "torch.mean": FoldMode.mean,
 }
 
 
@@ -395,14 +404,14 @@ def run_fold(
     for name, w in weights.items():
         own[name] = w.flatten(0, 1)
         setattr(own[name], _OWN, True)
-    mode = _Fold(tasks, samples)
+    mode = FoldMode(tasks, samples)
     inputs = x if precision is None else x.to(precision)
     y = mode.spread(run_mode(mode, model, {**constants, **own}, inputs), mode.sets)
     return y.unflatten(1, (tasks, samples, -1)).movedim(0, 2).to(x.dtype)
 
 
 def run_mode(
-    mode: _Fold, model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor
+    mode: FoldMode, model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor
 ) -> Tensor:
     """The model on the tasks' inputs x (T, N, …), folded; its output is folded too."""
     if x.dim() < 3 or not x.is_floating_point():
@@ -426,6 +435,6 @@ def part_tasks(x: Tensor) -> Tensor:
     return x.unflatten(1, (getattr(x, _FOLDS), -1)).transpose(0, 1)
 
 
-def folded_tasks(tasks: int) -> _Fold:
+def folded_tasks(tasks: int) -> FoldMode:
     """The mode for networks whose weights are all shared."""
-    return _Fold(tasks, 1)
+    return FoldMode(tasks, 1)

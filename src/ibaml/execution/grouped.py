@@ -35,9 +35,9 @@ class Shape(NamedTuple):
 def convolve(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     """conv(x, weight), without a bias, differentiable twice."""
     plain = set(shape.stride) == {1} and set(shape.dilation) == {1}
-    if plain and is_thin(x, weight):
+    if plain and is_thin(x, weight) and is_native(x):
         high, wide = shape.padding
-        return thin(x, weight, (high, wide), shape.groups, is_native(x))
+        return thin(x, weight, (high, wide), shape.groups)
     y: Tensor = _Convolve.apply(x, weight, shape)
     return y
 
@@ -140,9 +140,11 @@ class _Back(torch.autograd.Function):
         shape = ctx.shape
         to_g: Tensor | None = None
         if need_g:
-            if p is not None:
+            if p is not None and q is not None and shape.groups == 1:
+                to_g = _forward(torch.cat([p, x], 1), torch.cat([weight, q], 1), shape)
+            elif p is not None:
                 to_g = _forward(p, weight, shape)
-            if q is not None:
+            if q is not None and (p is None or shape.groups > 1):
                 more = _forward(x, q, shape)
                 to_g = more if to_g is None else to_g + more
         to_x = _backward(g, x, q, shape, (True, False))[0] if need_x and q is not None else None

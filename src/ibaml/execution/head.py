@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ibaml.execution.call import call
 from ibaml.execution.fold import folded_tasks, part_tasks, run_mode
+from ibaml.execution.single import run_one
 
 
 def find_head(model: nn.Module, adapted: Sequence[str]) -> str | None:
@@ -44,9 +45,9 @@ def run_features(
     not features followed by this head.
 
     Args:
-        whole: how the layers before the head run: ``"loop"``, one task after another; ``"vmap"``,
-            all tasks in one pass, for layers that treat every example by itself; ``"fold"``, tasks
-            folded into channels.
+        whole: how the layers before the head run: ``"loop"`` or ``"single"``, one task after
+            another; ``"vmap"``, all tasks in one pass, for layers that treat every example by
+            itself; ``"fold"``, tasks folded into channels.
         precision: of folds.
     """
     seen: list[tuple[Tensor, Tensor, tuple[int, int]]] = []
@@ -58,9 +59,12 @@ def run_features(
     found = []
     handle = model.get_submodule(head).register_forward_hook(watch)
     try:
-        for part in x if whole == "loop" else [x]:
+        one_by_one = whole in ("loop", "single")
+        for part in x if one_by_one else [x]:
             seen.clear()
-            if whole == "fold":
+            if whole == "single":
+                output = run_one(model, constants, part)
+            elif whole == "fold":
                 part = part if precision is None else part.to(precision)
                 output = run_mode(folded_tasks(len(x)), model, constants, part)
             else:
@@ -73,7 +77,7 @@ def run_features(
             found.append(features)
     finally:
         handle.remove()
-    if whole == "loop":
+    if one_by_one:
         return torch.stack(found)
     if whole == "vmap":
         return found[0].unflatten(0, x.shape[:2])

@@ -42,6 +42,20 @@ def _backward(
     )
 
 
+def _format(x: Tensor) -> torch.memory_format:
+    """Channels first or last, as x has them."""
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
+
+
+def _summed(x: Tensor) -> Tensor:
+    """Sums over every channel."""
+    if _format(x) == torch.channels_last:
+        return x.movedim(1, -1).flatten(0, -2).sum(0)
+    wider = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+    return x.sum([d for d in range(x.dim()) if d != 1], dtype=wider)
+
+
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -56,7 +70,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, s = ctx.saved_tensors
-        g = g.contiguous()
+        g = g.contiguous(memory_format=_format(x))
         if torch.is_grad_enabled():
             found = _Back.apply(g, x, weight, mean, s, ctx.eps)
         else:
@@ -95,12 +109,11 @@ class _Back(torch.autograd.Function):
         big_p, big_q, k = zero, zero, zero
         to_g: Tensor | None = None
         if p is not None:
-            p = p.contiguous()
+            p = p.contiguous(memory_format=_format(x))
             to_g, sum_px, sum_p = _backward(p, x, w, mean, s, ctx.eps)
             big_p, big_q = sum_p / n, sum_px / n
             if need_x or need_w:
-                over = [d for d in range(x.dim()) if d != 1]
-                inner = (p * g).sum(over, dtype=w.dtype)
+                inner = _summed(p * g).to(w.dtype)
                 k = inner / n - big_p * a - big_q * b
         slope = zero if q is None else q
         if need_g and (q is not None or r is not None):

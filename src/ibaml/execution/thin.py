@@ -1,8 +1,8 @@
 """A first layer that reads few channels, by its weights: y = conv(x, w) for constant inputs x.
 
 Native kernels are made for many channels. Here the layer is a product of w with shifted copies of
-x, and so are its derivatives, for y is linear in w. On an accelerator two Triton kernels read the
-shifts from x itself; elsewhere the copies are made.
+x, and so are its derivatives, for y is linear in w. Two Triton kernels read the shifts from x
+itself.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ def is_thin(x: Tensor, weight: Tensor) -> bool:
     return x.dim() == 4 and not x.requires_grad and weight[0].numel() <= _INPUTS
 
 
-def thin(x: Tensor, weight: Tensor, padding: tuple[int, int], groups: int, native: bool) -> Tensor:
-    """conv(x, weight) for x (N, groups·C, H, W), differentiable twice in the weights.
+def thin(x: Tensor, weight: Tensor, padding: tuple[int, int], groups: int) -> Tensor:
+    """conv(x, weight) for x (N, groups·C, H, W), differentiable twice in the weights, by the
+    kernels."""
+    y: Tensor = _Forward.apply(weight, x.contiguous(), padding, groups)
+    return y
 
-    Args:
-        native: by the Triton kernels.
-    """
-    if native:
-        y: Tensor = _Forward.apply(weight, x.contiguous(), padding, groups)
-        return y
+
+def plain_thin(x: Tensor, weight: Tensor, padding: tuple[int, int], groups: int) -> Tensor:
+    """The same in plain operations, the kernels' oracle."""
     kernel = weight.shape[2:]
     images = x.shape[0]
     wide = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))

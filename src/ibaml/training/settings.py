@@ -217,7 +217,7 @@ class Settings:
     threads: int | None = setting(None, "CPU threads of a process.", _RUN, least=1, shown="torch's")
     execution: str = setting(
         "auto", "auto, loop (the oracle), vmap, fold or head.", _RUN,
-        choices=("auto", "loop", "vmap", "fold", "head"),
+        choices=("auto", "loop", "single", "vmap", "fold", "head"),
     )  # fmt: skip
     precision: str = setting(
         "full", "full, or bfloat16 where tasks are folded (an accelerator).", _RUN,
