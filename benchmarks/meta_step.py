@@ -15,31 +15,7 @@ import torch
 
 import ibaml
 from ibaml import TaskBatch, methods
-
-
-def episode_batch(tasks: int, device: str, dtype: torch.dtype = torch.float32) -> TaskBatch:
-    """Classes are smooth pictures of their own, seen through noise."""
-    rng = torch.Generator().manual_seed(0)
-    coarse = torch.randn(tasks * 5, 3, 7, 7, generator=rng)
-    classes = torch.nn.functional.interpolate(coarse, size=84, mode="bilinear")
-    classes = classes.to(device, dtype).unflatten(0, (tasks, 5))
-
-    def seen(each: int) -> torch.Tensor:
-        noise = torch.randn(tasks, 5, each, 3, 84, 84, generator=rng).to(device, dtype)
-        return (classes[:, :, None] + 0.5 * noise).flatten(1, 2)
-
-    support, query = seen(1), seen(15)
-    labels = torch.arange(5, device=device)
-    return TaskBatch(
-        support,
-        labels.expand(tasks, -1),
-        query,
-        labels.repeat_interleave(15).expand(tasks, -1),
-        range(tasks),
-        validate=False,
-        classes=5,
-    )
-
+from ibaml.complexity import picture_tasks
 
 _WARM = 4  # the third call records, where it can
 
@@ -89,7 +65,6 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--phases", action="store_true")
-    parser.add_argument("--errors", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tasks", type=int, nargs="+", default=[16])
     parser.add_argument("--precision", default="full")
@@ -100,7 +75,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}")
     for tasks in options.tasks:
-        batch = episode_batch(tasks, options.device)
+        batch = picture_tasks(tasks, options.device)
         for arm in ARMS:
             if options.only not in arm:
                 continue
@@ -117,36 +92,10 @@ def main() -> None:
             )
             if options.sync:
                 watched_for_waits(learner, batch)
-            if options.errors:
-                errors(arm, options.device)
             if options.phases:
                 phases(learner, batch)
             if options.profile:
                 profile(learner, batch)
-
-
-def errors(arm: str, device: str) -> None:
-    """How far the meta-gradient lies from the float32 loop's (without TF32), by block."""
-    batch = episode_batch(2, device)
-
-    def gradient(tf32: bool, **extra: Any) -> torch.Tensor:
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
-            learner = make(arm, device, **extra)
-            learner(batch, torch.Generator().manual_seed(0)).backward()
-            return torch.cat([p.grad.reshape(-1) for p in learner.parameters()])
-
-    loop = gradient(False, execution="loop")
-    ways = {
-        "float32": (False, {}),
-        "TF32": (True, {}),
-        "bfloat16": (True, {"precision": "bfloat16"}),
-        "loop, TF32": (True, {"execution": "loop"}),
-    }
-    found = {
-        name: float((gradient(tf32, **extra) - loop).norm() / loop.norm())
-        for name, (tf32, extra) in ways.items()
-    }
-    print("    gradient error:", ", ".join(f"{n} {e:.1e}" for n, e in found.items()), flush=True)
 
 
 def watched_for_waits(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:

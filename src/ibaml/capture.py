@@ -1,41 +1,26 @@
 """A whole meta-step as one CUDA graph: recorded once for a kind of batch, replayed ever after.
 
 A meta-step is thousands of small kernels, and a host that launches them one by one takes longer
-than an accelerator that runs them. A recording holds the loss and all its gradients; the loss that
-a replay returns is an ordinary scalar whose ``backward()`` hands out those gradients.
+than an accelerator that runs them. A recording holds the loss and all its gradients.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from ibaml.energy import task_roots
-from ibaml.execution import Moments
-from ibaml.gradient import Record
+from ibaml.metastep import MetaStep, each, with_gradient
 from ibaml.solve import NewtonCG, Solver
 from ibaml.tasks import TaskBatch
 
 _WARM = 2  # calls of a kind before it is recorded: by then its kernels are chosen
 _MOST = 2  # recordings kept, each with the memory of its meta-step
-
-
-@dataclass(frozen=True)
-class MetaStep:
-    """The mean meta-loss of the tasks that took part, and what happened."""
-
-    loss: Tensor
-    left_out: Tensor
-    record: Record
-    passes: list[Moments]
 
 
 Work = Callable[[TaskBatch, Tensor], MetaStep]
@@ -120,7 +105,7 @@ class _Captured:
             found = torch.autograd.grad(step.loss, list(leaves.values()), allow_unused=True)
             self._flat = torch.cat([g.reshape(-1) for g in found if g is not None])
         self._present = [g is not None for g in found]
-        self._step: MetaStep = _each(Tensor.detach, step)
+        self._step: MetaStep = each(Tensor.detach, step)
 
     def replay(self, batch: TaskBatch, seed: int) -> MetaStep:
         pairs = zip(_tensors(self._batch), _tensors(batch), strict=True)
@@ -128,9 +113,8 @@ class _Captured:
             mine.copy_(theirs, non_blocking=True)
         self._roots.copy_(task_roots(seed, batch.task_keys, self._roots.device))
         self._graph.replay()
-        step: MetaStep = _each(Tensor.clone, self._step)  # the next replay writes over these
-        loss = _Replayed.apply(step.loss, self._flat.clone(), self._present, *self._parameters)
-        return replace(step, loss=loss)
+        step: MetaStep = each(Tensor.clone, self._step)  # the next replay writes over these
+        return with_gradient(step, self._flat.clone(), self._present, self._parameters)
 
 
 class _Work(nn.Module):
@@ -143,31 +127,6 @@ class _Work(nn.Module):
 
     def forward(self, batch: TaskBatch, roots: Tensor) -> MetaStep:
         return self._work(batch, roots)
-
-
-class _Replayed(torch.autograd.Function):
-    """A loss whose gradients are known already."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, loss: Tensor, flat: Tensor, present: Sequence[bool], *parameters: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(flat)
-        ctx.present = present
-        ctx.like = [(p.shape, p.dtype) for p in parameters]
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (flat,) = ctx.saved_tensors
-        shapes = [s for (s, _), here in zip(ctx.like, ctx.present, strict=True) if here]
-        parts = iter((flat * upstream).split([math.prod(s) for s in shapes]))
-        found = [
-            next(parts).view(shape).to(dtype) if here else None
-            for (shape, dtype), here in zip(ctx.like, ctx.present, strict=True)
-        ]
-        return None, None, None, *found
 
 
 def _tensors(batch: TaskBatch) -> tuple[Tensor, ...]:
@@ -195,16 +154,3 @@ def _flags() -> tuple[Any, ...]:
         torch.is_autocast_enabled("cuda"),
         torch.are_deterministic_algorithms_enabled(),
     )
-
-
-def _each(change: Callable[[Tensor], Tensor], found: Any) -> Any:
-    """The same structure with every tensor changed."""
-    if isinstance(found, Tensor):
-        return change(found)
-    if is_dataclass(found) and not isinstance(found, type):
-        return type(found)(**{f.name: _each(change, getattr(found, f.name)) for f in fields(found)})
-    if isinstance(found, dict):
-        return {key: _each(change, value) for key, value in found.items()}
-    if isinstance(found, list | tuple):
-        return type(found)(_each(change, value) for value in found)
-    return found

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ibaml.gradient import Record
 from ibaml.linalg import Reason
+from ibaml.metastep import MetaStep
 from ibaml.solve import Solution
 
 
@@ -20,11 +21,19 @@ class Diagnostics:
     under rules that solve no linear system.
     """
 
-    record: Record
+    step: MetaStep
     blocks: tuple[str, ...]
     keys: tuple[int, ...]
-    left_out: Tensor  # tasks that took no part in the loss
-    rebuilt: Record | None = None  # of the second pass, made without the tasks left out
+
+    @property
+    def left_out(self) -> Tensor:
+        """Tasks that took no part in the loss."""
+        return self.step.left_out
+
+    @property
+    def record(self) -> Record:
+        """The solve and the linear solve as they were returned."""
+        return Record(self.step.record.solution, self.step.linear)
 
     @property
     def energy_before(self) -> Tensor:
@@ -61,39 +70,29 @@ class Diagnostics:
     @property
     def cg_residual(self) -> Tensor | None:
         """‖b − Hu‖/‖b‖ of the linear solve; NaN for a task left out."""
-        return self._linear("residual", float("nan"))
+        linear = self.step.linear
+        return None if linear is None else linear.residual
 
     @property
     def cg_steps(self) -> Tensor | None:
-        return self._linear("steps", 0)
+        linear = self.step.linear
+        return None if linear is None else linear.steps
 
     @property
     def cg_reason(self) -> list[Reason] | None:
-        reason = self._linear("reason", Reason.NONFINITE)
-        return None if reason is None else [Reason(r) for r in reason.tolist()]
+        linear = self.step.linear
+        return None if linear is None else [Reason(r) for r in linear.reason.tolist()]
 
     @property
     def negative_curvature(self) -> Tensor | None:
         """Tasks whose H was found indefinite."""
-        reason = self._linear("reason", Reason.NONFINITE)
-        return None if reason is None else reason == Reason.NEGATIVE_CURVATURE
-
-    def _linear(self, field: str, missing: float) -> Tensor | None:
-        """A field of the linear solve for every task, also where some took no part in it."""
-        linear = (self.record if self.rebuilt is None else self.rebuilt).linear
-        if linear is None:
-            return None
-        values: Tensor = getattr(linear, field)
-        if self.rebuilt is None:
-            return values
-        spread = values.new_full((len(self.keys),), missing)
-        spread[~self.left_out] = values
-        return spread
+        linear = self.step.linear
+        return None if linear is None else linear.reason == Reason.NEGATIVE_CURVATURE
 
     @property
     def _solution(self) -> Solution:
-        assert self.record.solution is not None
-        return self.record.solution
+        assert self.step.record.solution is not None
+        return self.step.record.solution
 
     def __str__(self) -> str:
         """A table, one line per task."""

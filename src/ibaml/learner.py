@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ibaml.capture import Captures, MetaStep, waits
+from ibaml.capture import Captures, waits
 from ibaml.checks import agrees_with_loop, check_model, check_options, check_tasks
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import (
@@ -43,6 +43,7 @@ from ibaml.execution import (
     watch_moments,
 )
 from ibaml.gradient import GradientRule, Record, Reptile, Unrolled
+from ibaml.metastep import MetaStep
 from ibaml.objectives import Objective, QueryNll
 from ibaml.posterior import Posterior, Posteriors
 from ibaml.seeding import draw_seed
@@ -240,34 +241,37 @@ class MetaLearner(nn.Module):
         self.model.eval()
         self._check(batch.support_x, batch.support_y, batch.classes)
         step = self._replayed(batch, seed)
-        # What is not finite cannot be masked out of a graph (0 · NaN is NaN): build it again
-        # without those tasks. On a device that would mean waiting for it at every step; there the
-        # start takes the place of a solution that diverged, which leaves nothing to mask but data
-        # that is ill at the start already.
-        may_look = isinstance(self.gradient, Unrolled) or batch.support_x.device.type == "cpu"
-        if step is None or (may_look and bool(step.left_out.any())):
-            step = self._step(batch, seed)
-        left_out = step.left_out
-        again: MetaStep | None = None
-        if may_look and bool(left_out.any()) and not bool(left_out.all()):
-            again = self._step(batch.select(~left_out), seed)
-        self._diagnostics = Diagnostics(
-            step.record,
-            self.belief.blocks,
-            batch.task_keys,
-            left_out,
-            None if again is None else again.record,
-        )
-        if may_look and bool(left_out.all()):
-            anchor = torch.stack([p.sum() for p in self.parameters()]).sum()
-            return torch.where(left_out.any(), float("nan"), anchor)
-        ended = step if again is None else again
-        if ended.passes and self._statistics is not None:
-            self._statistics.add(ended.passes)
-        elif ended.passes:
+        if step is None or (self._may_look(batch) and bool(step.left_out.any())):
+            step = self._sound_step(batch, seed)
+        kept = replace(step, loss=step.loss.detach(), passes=[])
+        self._diagnostics = Diagnostics(kept, self.belief.blocks, batch.task_keys)
+        if step.passes and self._statistics is not None:
+            self._statistics.add(step.passes)
+        elif step.passes:
             with self.one_meta_step() as statistics:
-                statistics.add(ended.passes)
-        return ended.loss
+                statistics.add(step.passes)
+        return step.loss
+
+    def _may_look(self, batch: TaskBatch) -> bool:
+        return isinstance(self.gradient, Unrolled) or batch.support_x.device.type == "cpu"
+
+    def _sound_step(self, batch: TaskBatch, seed: int) -> MetaStep:
+        """The meta-step, without what is not finite.
+
+        That cannot be masked out of a graph (0 · NaN is NaN): it is built again without those
+        tasks. On a device that would mean waiting for it at every step; there the start takes the
+        place of a solution that diverged, which leaves nothing to mask but data that is ill at the
+        start already.
+        """
+        step = self._step(batch, seed)
+        left_out = step.left_out
+        if not self._may_look(batch) or not bool(left_out.any()):
+            return step
+        if bool(left_out.all()):
+            anchor = torch.stack([p.sum() for p in self.parameters()]).sum()
+            return replace(step, loss=torch.where(left_out.any(), float("nan"), anchor), passes=[])
+        again = self._step(batch.select(~left_out), seed)
+        return replace(again, left_out=left_out, record=step.record, rebuilt=again.record)
 
     def _replayed(self, batch: TaskBatch, seed: int) -> MetaStep | None:
         """The meta-step by replay, where it was (or can be) recorded."""
@@ -573,7 +577,12 @@ class MetaLearner(nn.Module):
         """Choose how weight sets run through the network here: the fastest way that is seen to
         agree with the loop, on two tasks and two samples."""
         chosen = choose(
-            self.model, self.execution, self.roles.adapted, x.device.type, self.precision
+            self.model,
+            self.execution,
+            self.roles.adapted,
+            x.device.type,
+            self.precision,
+            math.prod(x.shape[1:]),
         )
         ways = [chosen, replace(chosen, whole="loop", precision=None), chosen.plain()]
         two = torch.cat([x[:1], x[-1:]]), torch.cat([y[:1], y[-1:]])

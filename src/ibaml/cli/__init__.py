@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ibaml._version import __version__
-from ibaml.cli import evaluate, train
+from ibaml.cli import bench, evaluate, reproduce, train
 from ibaml.cli.data import app as data
 from ibaml.cli.screen import LiveView, console, say, told
 
@@ -28,6 +28,8 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 train.command(app)
 evaluate.commands(app)
+bench.commands(app)
+reproduce.command(app)
 
 
 def _version(value: bool) -> None:

@@ -37,6 +37,7 @@ def with_options(function: Callable[..., None], table: type) -> Callable[..., No
 
 def _parameter(table: type, field: Field[Any]) -> inspect.Parameter:
     kind, meta = kind_of(table, field.name), field.metadata
+    kind = str if typing.get_origin(kind) is tuple else kind  # several: a text with commas
     default = field.default if meta["shown"] is None else meta["shown"]
     if isinstance(default, bool):
         default = "yes" if default else "no"

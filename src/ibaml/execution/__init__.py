@@ -33,6 +33,7 @@ Strategy = Literal["auto", "loop", "single", "vmap", "fold", "head"]
 STRATEGIES: tuple[Strategy, ...] = ("auto", "loop", "single", "vmap", "fold", "head")
 _WHOLE = {"loop": run_loop, "single": run_single, "vmap": run_vmap, "fold": run_fold}
 Precision = Literal["full", "bfloat16"]
+_LARGE = 2000  # inputs of a task (five pictures of 20×20) from which our operations pay on a CPU
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,17 @@ def choose(
     adapted: Sequence[str] = (),
     device: str = "cpu",
     precision: Precision = "full",
+    size: int = 0,
 ) -> Runner:
-    """How to run ``model``: ``"auto"`` takes the head by itself where only it is adapted, vmap for
-    plain dense networks, where it is much faster, and elsewhere one weight set after another by
-    operations of our own on a CPU (where grouped kernels are slow) and folds on an accelerator."""
+    """How to run ``model``.
+
+    ``"auto"`` takes the head by itself where only it is adapted; vmap for plain dense networks,
+    where it is much faster; folds on an accelerator; and on a CPU, where grouped kernels are slow,
+    one weight set after another, by operations of our own where they pay.
+
+    Args:
+        size: how many numbers a task's support inputs are.
+    """
     if strategy not in STRATEGIES:
         raise ValueError(f"execution must be one of {STRATEGIES}, got {strategy!r}")
     unsafe = unsafe_layers(model)
@@ -120,7 +128,7 @@ def choose(
     elif not unsafe:
         whole = "vmap"
     else:
-        whole = "single" if device == "cpu" else "fold"
+        whole = "fold" if device != "cpu" else "single" if size >= _LARGE else "loop"
     if precision not in ("full", "bfloat16"):
         raise ValueError(f'precision must be "full" or "bfloat16", got {precision!r}')
     rough = torch.bfloat16 if precision == "bfloat16" and whole == "fold" else None

@@ -215,7 +215,7 @@ class FoldMode(TorchFunctionMode):
             x = self.spread(x, self.sets)
         folds = self.folds(x)
         found = [
-            w if w is None else w.flatten() if hasattr(w, _OWN) else w.repeat(folds)
+            w if w is None else w.flatten() if hasattr(w, _OWN) else _repeated(w, folds)
             for w in weights
         ]
         return x, found
@@ -359,14 +359,18 @@ def _marked(x: Tensor, folds: int) -> Tensor:
     return x
 
 
+def _repeated(w: Tensor, folds: int) -> Tensor:
+    return w if folds == 1 else w.repeat(folds)
+
+
 def _parted(x: Tensor, folds: int) -> Tensor:
     """(N, F·C, …) as (N·F, C, …), a view."""
-    return x.unflatten(1, (folds, -1)).flatten(0, 1)
+    return x if folds == 1 else x.unflatten(1, (folds, -1)).flatten(0, 1)
 
 
 def _folded(x: Tensor, folds: int) -> Tensor:
     """(N·F, C, …) as (N, F·C, …), a view."""
-    return x.unflatten(0, (-1, folds)).flatten(1, 2)
+    return x if folds == 1 else x.unflatten(0, (-1, folds)).flatten(1, 2)
 
 
 _RULES: dict[str, Callable[..., Tensor]] = {

@@ -147,8 +147,10 @@ class _Back(torch.autograd.Function):
             if q is not None and (p is None or shape.groups > 1):
                 more = _forward(x, q, shape)
                 to_g = more if to_g is None else to_g + more
-        to_x = _backward(g, x, q, shape, (True, False))[0] if need_x and q is not None else None
-        to_w = (
-            _backward(g, p, weight, shape, (False, True))[1] if need_w and p is not None else None
-        )
+        need_x, need_w = need_x and q is not None, need_w and p is not None
+        to_x = to_w = None
+        if need_x or need_w:  # dgrad(g, q) reads no input, and wgrad(p, g) no weight
+            to_x, to_w = _backward(
+                g, x if p is None else p, weight if q is None else q, shape, (need_x, need_w)
+            )
         return to_g, to_x, to_w, None, None

@@ -39,11 +39,18 @@ class _Single(FoldMode):
 def run_one(model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor) -> Tensor:
     """``model(x)`` with its parameters and buffers replaced by ``tensors``."""
     mode = _Single()
-    x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
     with mode:
-        y = call(model, tensors, x)
+        y = call(model, tensors, _channels_last(x) if x.dim() == 4 else x)
     found: Tensor = mode.now(y)
     return found
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    x = x.contiguous(memory_format=torch.channels_last)
+    _, channels, _, wide = x.shape
+    # of a single channel nobody can say where it lies, and torch takes it for first: say it
+    strides = (x.stride(0), 1, wide * channels, channels)
+    return x.as_strided(x.shape, strides) if channels == 1 else x
 
 
 def run_single(

@@ -2,12 +2,14 @@
 
 from ibaml.report.calibration import draw_reliability, draw_selective
 from ibaml.report.comparison import draw_comparison
+from ibaml.report.complexity import draw_complexity
 from ibaml.report.episode import draw_episode
 from ibaml.report.fits import Fit, draw_fits
 
 __all__ = [
     "Fit",
     "draw_comparison",
+    "draw_complexity",
     "draw_episode",
     "draw_fits",
     "draw_reliability",

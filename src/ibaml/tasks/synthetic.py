@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from ibaml.seeding import mix
 from ibaml.tasks.batch import TaskBatch
+
+Spectrum = Literal["one-small", "half-small", "linear", "geometric"]
+QueryInputs = Literal["gaussian", "aligned"]
+SPECTRA: tuple[Spectrum, ...] = get_args(Spectrum)
+QUERY_INPUTS: tuple[QueryInputs, ...] = get_args(QueryInputs)
 
 
 @dataclass(frozen=True)
@@ -67,22 +74,46 @@ class LinearRegression:
     Args:
         dimension: d.
         noise: σ of the additive Gaussian noise.
-        condition: largest over smallest singular value of the support inputs; one singular value is
-            smaller by this factor, the others are equal.
+        condition: largest over smallest singular value of the support inputs.
         scale: the largest singular value of the support inputs.
+        spectrum: the singular values between: ``"one-small"`` (one is smaller by the condition
+            number, the others are equal), ``"half-small"``, or falling in ``"linear"`` or
+            ``"geometric"`` steps.
+        queries: query inputs are independent ``"gaussian"`` vectors, or ``"aligned"``: they have
+            the support inputs' singular values and right singular vectors.
     """
 
     dimension: int = 32
     noise: float = 0.01
     condition: float = 20.0
     scale: float = 1.0
+    spectrum: Spectrum = "one-small"
+    queries: QueryInputs = "gaussian"
 
     def __post_init__(self) -> None:
+        for name, known in (("spectrum", SPECTRA), ("queries", QUERY_INPUTS)):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}"
+                )
         if self.dimension < 1 or self.condition < 1 or self.noise < 0 or self.scale <= 0:
             raise ValueError(
                 "dimension and condition must be 1 or more, noise 0 or more, scale positive; got "
                 f"{self}"
             )
+
+    def singular_values(self) -> Tensor:
+        """Of the support inputs, the largest first."""
+        n, small = self.dimension, 1 / self.condition
+        if self.spectrum == "linear":
+            values = torch.linspace(1, small, n, dtype=torch.float64)
+        elif self.spectrum == "geometric":
+            values = small ** torch.linspace(0, 1, n, dtype=torch.float64)
+        else:
+            values = torch.ones(n, dtype=torch.float64)
+            count = n // 2 if self.spectrum == "half-small" else 1
+            values[n - count :] = small if n > 1 else 1
+        return self.scale * values
 
     def batch(
         self,
@@ -93,21 +124,22 @@ class LinearRegression:
         dtype: torch.dtype = torch.float64,
     ) -> TaskBatch:
         """One batch; a task depends on its seed and key alone."""
-        if support < self.dimension:
-            raise ValueError(f"support must be at least the dimension {self.dimension}")
+        least = support if self.queries == "gaussian" else min(support, query)
+        if least < self.dimension:
+            raise ValueError(
+                f"support must be at least the dimension {self.dimension}, and so must query where "
+                "it is aligned"
+            )
+        values = self.singular_values()
         tasks = []
         for key in keys:
             rng = torch.Generator().manual_seed(mix(seed, key))
             raw = torch.randn(support, self.dimension, generator=rng, dtype=torch.float64)
             left, _, right = torch.linalg.svd(raw, full_matrices=False)
-            values = torch.full((self.dimension,), self.scale, dtype=torch.float64)
-            values[-1] = self.scale / self.condition if self.dimension > 1 else self.scale
-            x = torch.cat(
-                [
-                    left @ torch.diag(values) @ right,
-                    torch.randn(query, self.dimension, generator=rng, dtype=torch.float64),
-                ]
-            )
+            queries = torch.randn(query, self.dimension, generator=rng, dtype=torch.float64)
+            if self.queries == "aligned":
+                queries = torch.linalg.svd(queries, full_matrices=False)[0] * values @ right
+            x = torch.cat([left * values @ right, queries])
             w = torch.randn(self.dimension, 1, generator=rng, dtype=torch.float64)
             y = x @ w
             y = y + self.noise * torch.randn(y.shape, generator=rng, dtype=torch.float64)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,19 +49,87 @@ class _Count(TorchDispatchMode):
         self.known.discard(key)
 
 
+class Meter:
+    """Bytes allocated while it is open, above what was there before: those alive now, and the peak
+    since it was opened or last restarted.
+
+    On the CPU it counts tensors, which slows them: time elsewhere.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._cuda = device if device is not None and device.type == "cuda" else None
+        self._count = _Count()
+        self._before = 0
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        if self._cuda is None:
+            self._count.__enter__()
+        else:
+            torch.cuda.synchronize(self._cuda)
+            self._before = torch.cuda.memory_allocated(self._cuda)
+            torch.cuda.reset_peak_memory_stats(self._cuda)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._cuda is None:
+            self._count.__exit__(*error)
+
+    @property
+    def live(self) -> int:
+        if self._cuda is None:
+            return self._count.live
+        return torch.cuda.memory_allocated(self._cuda) - self._before
+
+    @property
+    def peak(self) -> int:
+        if self._cuda is None:
+            return self._count.peak
+        torch.cuda.synchronize(self._cuda)
+        return torch.cuda.max_memory_allocated(self._cuda) - self._before
+
+    def restart(self) -> None:
+        """Let the peak begin again at what is alive now."""
+        if self._cuda is None:
+            self._count.peak = self._count.live
+        else:
+            torch.cuda.reset_peak_memory_stats(self._cuda)
+
+
 def peak_bytes(function: Callable[[], object], device: torch.device | None = None) -> int:
     """Peak of the bytes allocated during ``function``, above what was there before."""
-    gc.collect()
-    if device is not None and device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+    with Meter(device) as meter:
         function()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    with _Count() as count:
-        function()
-    return count.peak
+        return meter.peak
+
+
+@contextmanager
+def within_free_memory(device: torch.device) -> Iterator[None]:
+    """On the CPU of Linux, let an allocation beyond what is free fail, as a GPU's does, where the
+    system would end the whole process."""
+    free = free_bytes(device) if device.type == "cpu" else None
+    try:
+        import resource
+
+        used = next(
+            int(line.split()[1]) * 1024
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("VmData:")
+        )
+    except (ImportError, OSError, StopIteration):
+        free = None
+    if free is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = used + free
+    for known in (soft, hard):
+        limit = limit if known == resource.RLIM_INFINITY else min(limit, known)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -1,0 +1,150 @@
+"""``ibaml reproduce``: a figure, a table or a theorem of the paper, beside what we find."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ibaml.cli.screen import console, say, told
+from ibaml.reproduce import STUDIES, Parts, Study, write_page, write_study
+
+_HELP = """Reproduce a figure, a table or a theorem of the paper: a folder with the picture (PNG,
+    PDF), the numbers (CSV) and a text that says what agrees with the paper and what does not.
+
+    Examples:
+
+    ibaml reproduce fig1 --quick
+
+    ibaml reproduce fig1 --option spectrum=geometric --option queries=aligned
+
+    ibaml reproduce bounds --seeds 5
+
+    ibaml reproduce all        (and a page over all of them, runs/paper/index.html)
+
+    Stopped with Ctrl-C, the same command goes on where it was. See docs/paper.md."""
+_EVERYTHING = "all"
+
+
+def command(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("reproduce", help=_HELP)(reproduce)
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"{', '.join(STUDIES)}, or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder (default: runs/paper/NAME; all: runs/paper).")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Another draw of all of them.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME=VALUE", help="Another setting of the study."),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Compute finished parts again, too.")
+    ] = False,
+) -> None:
+    with told():
+        if name not in (*STUDIES, _EVERYTHING):
+            raise ValueError(f"nothing is called {name!r}: it is {', '.join(STUDIES)}, or all")
+        changes: dict[str, Any] = {"seeds": seeds, "seed": seed}
+        changes = {k: v for k, v in changes.items() if v is not None}
+        changes.update(_pair(text) for text in option or ())
+        root = out or Path("runs/paper")
+        chosen = list(STUDIES) if name == _EVERYTHING else [name]
+        if name == _EVERYTHING and option:
+            raise ValueError("--option belongs to one study: name it in place of all")
+        for study in (STUDIES[each] for each in chosen):
+            folder = root / study.name if name == _EVERYTHING or out is None else root
+            own = {k: v for k, v in changes.items() if k in vars(study.full)}
+            _run(study, folder, quick, own if name == _EVERYTHING else changes, fresh)
+        if name == _EVERYTHING:
+            say(f"the page over all of them: {write_page(root)}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError(f"--option takes NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh: bool) -> None:
+    settings = study.settings(quick, changes)
+    folder.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
+    if fresh:
+        shutil.rmtree(folder / "parts", ignore_errors=True)
+    parts = Parts(folder / "parts", study.name)
+    say(f"{study.title}{' (quick)' if quick else ''}")
+    with _one_thread(), _bar() as progress:
+        try:
+            findings = study.run(settings, parts, progress)
+        except KeyboardInterrupt:
+            say(
+                f"stopped; {parts.computed + parts.reused} parts are kept, the same command goes on"
+            )
+            raise typer.Exit(130) from None
+    words = [f"ibaml reproduce {study.name}", *(["--quick"] if quick else [])]
+    words += [_written(name, value) for name, value in changes.items()]
+    files = write_study(
+        folder, study, settings, findings, command=" ".join(words), seconds=parts.seconds
+    )
+    for sentence in findings.agrees:
+        say(f"  ✓ {sentence}")
+    for sentence in findings.differs:
+        say(f"  ✗ {sentence}")
+    say(f"{parts.computed} parts computed, {parts.reused} read. Look at:")
+    for file in files:
+        say(f"  {file}")
+
+
+def _written(name: str, value: Any) -> str:
+    return f"--{name} {value}" if name in ("seed", "seeds") else f"--option {name}={value}"
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small matrices: a second thread only costs."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on a terminal, a line for every tenth elsewhere."""
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    if not console.is_terminal:
+        told_at = [-1]
+
+        def line(done: int, total: int, label: str) -> None:
+            tenth = 10 * done // max(total, 1)
+            if tenth > told_at[0]:
+                told_at[0] = tenth
+                say(f"{done}/{total}  {label}")
+
+        yield line
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total, label: bar.update(
+            task, completed=done, total=total, description=label
+        )

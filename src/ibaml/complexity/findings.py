@@ -1,0 +1,148 @@
+"""What a measurement says: growth in K and in L, parity at K = L, the price of a variance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ibaml.complexity.result import Cost, Measured, Point
+from ibaml.complexity.sweep import IMPLICIT_OF, NAMES, POINT_OF, label
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is asked, of whom, and the answer in words."""
+
+    question: str
+    subject: str
+    answer: str
+
+
+def findings(measured: Measured) -> list[Finding]:
+    """Every figure is computed from the points that were measured."""
+    return [
+        *_growth_in_steps(measured),
+        *_growth_in_cg_steps(measured),
+        *_parity(measured),
+        *_price_of_variance(measured),
+        *_share_of_forward(measured),
+        *_gain_of_replay(measured),
+    ]
+
+
+def written(measured: Measured) -> Iterator[str]:
+    """The findings as lines, a question above its answers."""
+    before = ""
+    for finding in findings(measured):
+        if finding.question != before:
+            before = finding.question
+            yield before
+        yield f"  {finding.subject}: {finding.answer}"
+
+
+def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """The least-squares slope."""
+    x0, y0 = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - x0) ** 2 for x in xs)
+    return sum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / spread
+
+
+def _backward(point: Point) -> Cost:
+    assert point.backward is not None  # as `Measured.along_steps` has it
+    return point.backward
+
+
+def _ratios(cost: Cost, over: Cost) -> str:
+    return f"time × {cost.ms / over.ms:.2f}, memory × {cost.mb / over.mb:.2f}"
+
+
+def _growth(question: str, points: Sequence[Point], xs: Sequence[float], letter: str) -> Finding:
+    """From the first to the last point, and a step's part in it."""
+    costs = [_backward(p) for p in points]
+    ms, mb = slope(xs, [c.ms for c in costs]), slope(xs, [c.mb for c in costs])
+    ends = f"{letter} = {xs[-1]:.0f} over {letter} = {xs[0]:.0f}"
+    answer = f"{_ratios(costs[-1], costs[0])} ({ms:+.3g} ms, {mb:+.3g} MB a step)"
+    return Finding(question, f"{points[0].arm.label}, {ends}", answer)
+
+
+def _growth_in_steps(measured: Measured) -> Iterator[Finding]:
+    question = f"backward as K grows (L = {measured.sweep.fixed_cg_steps})"
+    for curve in measured.curves():
+        points = measured.along_steps(*curve)
+        if len(points) > 1:
+            ks = [float(p.arm.steps) for p in points]
+            yield _growth(question, points, ks, "K")
+
+
+def _growth_in_cg_steps(measured: Measured) -> Iterator[Finding]:
+    question = f"backward as L grows (K = {measured.sweep.fixed_steps})"
+    for curve in measured.curves():
+        points = measured.along_cg_steps(*curve)
+        if len(points) > 1:
+            ls = [float(p.arm.cg_steps or 0) for p in points]
+            yield _growth(question, points, ls, "L")
+
+
+def _parity(measured: Measured) -> Iterator[Finding]:
+    """An implicit backward with L = n beside an explicit one through K = n."""
+    for explicit, samples in measured.curves():
+        implicit = IMPLICIT_OF.get(explicit, "")
+        steps = {p.arm.steps: _backward(p) for p in measured.along_steps(explicit, samples)}
+        cg = {p.arm.cg_steps: _backward(p) for p in measured.along_cg_steps(implicit, samples)}
+        if both := [n for n in steps if n in cg]:
+            times = ", ".join(f"× {cg[n].ms / steps[n].ms:.2f} at {n}" for n in both)
+            names = f"{NAMES[implicit]} over {label(explicit, samples)}"
+            yield Finding("backward's time at K = L, implicit over explicit", names, times)
+
+
+def _price_of_variance(measured: Measured) -> Iterator[Finding]:
+    sweep = measured.sweep
+    place = f"K = {sweep.fixed_steps}, L = {sweep.fixed_cg_steps}"
+    for method, samples in measured.curves():
+        here = _at_fixed(measured, method, samples)
+        point = _at_fixed(measured, POINT_OF.get(method, ""), 1)
+        if here is not None and point is not None:
+            yield Finding(
+                f"backward, Bayesian over deterministic ({place})",
+                f"{label(method, samples)} over {NAMES[POINT_OF[method]]}",
+                _ratios(_backward(here), _backward(point)),
+            )
+
+
+def _at_fixed(measured: Measured, method: str, samples: int) -> Point | None:
+    points = measured.along_steps(method, samples) if method else []
+    return next((p for p in points if p.arm.steps == measured.sweep.fixed_steps), None)
+
+
+def _share_of_forward(measured: Measured) -> Iterator[Finding]:
+    def share(point: Point) -> str:
+        assert point.forward is not None
+        part = point.forward.ms / (point.forward.ms + _backward(point).ms)
+        return f"{100 * part:.0f} % at K = {point.arm.steps}"
+
+    yield from _by_curve(measured, "the forward's share of forward + backward, in time", share)
+
+
+def _gain_of_replay(measured: Measured) -> Iterator[Finding]:
+    """Where meta-steps were recorded: what a replay takes of forward + backward."""
+
+    def gain(point: Point) -> str:
+        if point.together is None or point.forward is None or "captured" not in point.strategy:
+            return ""
+        whole = point.forward.ms + _backward(point).ms
+        return f"× {point.together.ms / whole:.2f} at K = {point.arm.steps}"
+
+    yield from _by_curve(measured, "time of one replay over forward + backward", gain)
+
+
+def _by_curve(
+    measured: Measured, question: str, words: Callable[[Point], str]
+) -> Iterator[Finding]:
+    """Of the first, the fixed and the last point over K of every curve."""
+    for curve in measured.curves():
+        points = measured.along_steps(*curve)
+        few = {0, len(points) - 1}
+        few |= {i for i, p in enumerate(points) if p.arm.steps == measured.sweep.fixed_steps}
+        said = [words(points[i]) for i in sorted(few) if points]
+        if any(said):
+            yield Finding(question, label(*curve), ", ".join(s for s in said if s))
