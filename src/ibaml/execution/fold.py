@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from ibaml.execution.block import norm_relu_pool
+from ibaml.execution.call import call
 from ibaml.execution.grouped import Shape, convolve
 from ibaml.execution.native import is_native
 from ibaml.execution.normalise import channel_moments, normalise
@@ -74,6 +75,11 @@ def is_folded(x: Tensor) -> bool:
     return hasattr(x, _FOLDS)
 
 
+@cache
+def _name(func: Callable[..., Any]) -> str:
+    return resolve_name(func) or getattr(func, "__name__", str(func))
+
+
 class Unfoldable(Exception):
     """The network calls a function for which there is no rule."""
 
@@ -90,7 +96,7 @@ class FoldMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = resolve_name(func) or getattr(func, "__name__", str(func))
+        name = _name(func)
         if name in _LOOKING:
             return func(*args, **kwargs)
         if name in _RELU and len(args) == 1 and (later := getattr(args[0], _LATER, None)):
@@ -422,11 +428,9 @@ def run_mode(
         raise Unfoldable("inputs without a channel dimension")
     folded = fold_tasks(x)
     with mode:
-        y = functional_call(model, dict(tensors), (folded,))  # type: ignore[arg-type]
-    y = mode.now(y)
-    if not isinstance(y, Tensor):
-        raise Unfoldable("an output that is no tensor")
-    return y
+        y = call(model, tensors, folded)
+    found: Tensor = mode.now(y)
+    return found
 
 
 def fold_tasks(x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ def run_loop(
 ) -> Tensor:
     """Outputs (T, S, N, …) of weights (T, S, …) on the tasks' inputs x (T, N, …)."""
     tasks, samples = next(iter(weights.values())).shape[:2]
+    x = x.contiguous()  # a slice of weights is aligned for cuDNN's kernels of this format alone
     return torch.stack(
         [
             torch.stack(
