@@ -4,13 +4,14 @@
 
 At a network that was meta-trained for some steps (and at an untrained one), on episodes of smooth
 pictures or of real images: an array uint8 (classes, images, height, width, 3). Relative errors of
-the whole meta-gradient of two tasks, S = K = L = 5. The oracle is the loop.
+the whole meta-gradient of two tasks, S = K = L = 5, over some batches. The oracle is the loop.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import statistics
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def trained(arm: str, device: str, episodes: Images, steps: int) -> ibaml.MetaLe
         loss.backward()
         optimiser.step()
     if steps:
-        print(f"    {steps} meta-steps of 16 tasks, loss {float(loss):.3f}", flush=True)
+        print(f"    {steps} meta-steps of 16 tasks, loss {float(loss.detach()):.3f}", flush=True)
     return learner
 
 
@@ -83,11 +84,9 @@ def gradient(
     return torch.cat(parts).double()
 
 
-def errors(arm: str, learner: ibaml.MetaLearner, batch: TaskBatch) -> None:
+def errors(arm: str, learner: ibaml.MetaLearner, batches: list[TaskBatch], exact: bool) -> None:
     state = copy.deepcopy(learner.state_dict())
     single, double = torch.float32, torch.float64
-    exact = gradient(arm, state, batch, double, False, execution="loop")
-    loop = gradient(arm, state, batch, single, False, execution="loop")
     ways: dict[str, tuple[torch.dtype, bool, dict[str, Any]]] = {
         "loop float32": (single, False, {"execution": "loop"}),
         "loop TF32": (single, True, {"execution": "loop"}),
@@ -96,11 +95,26 @@ def errors(arm: str, learner: ibaml.MetaLearner, batch: TaskBatch) -> None:
         "TF32": (single, True, {}),
         "bfloat16": (single, True, {"precision": "bfloat16"}),
     }
-    print(f"    {'':<14}{'to float64 loop':>16}{'to float32 loop':>16}")
-    for name, (dtype, tf32, extra) in ways.items():
-        found = gradient(arm, state, batch, dtype, tf32, **extra)
-        far = [float((found - other).norm() / other.norm()) for other in (exact, loop)]
-        print(f"    {name:<14}{far[0]:>16.1e}{far[1]:>16.1e}", flush=True)
+    oracles = {"float64": double, "float32": single} if exact else {"float32": single}
+    found: dict[tuple[str, str], list[float]] = {}
+    for batch in batches:
+        loops = {
+            name: gradient(arm, state, batch, dtype, False, execution="loop")
+            for name, dtype in oracles.items()
+        }
+        for way, (dtype, tf32, extra) in ways.items():
+            if not exact and way == "float64":
+                continue
+            g = gradient(arm, state, batch, dtype, tf32, **extra)
+            for name, loop in loops.items():
+                far = float((g - loop).norm() / loop.norm())
+                found.setdefault((way, name), []).append(far)
+    print(f"    {'median (largest)':<18}" + "".join(f"{f'to {n} loop':>24}" for n in oracles))
+    for way in ways:
+        cells = [found[way, n] for n in oracles if (way, n) in found]
+        shown = (f"{statistics.median(c):.1e} ({max(c):.1e})" for c in cells)
+        if cells:
+            print(f"    {way:<18}" + "".join(f"{text:>24}" for text in shown), flush=True)
 
 
 def main() -> None:
@@ -108,6 +122,8 @@ def main() -> None:
     parser.add_argument("--images", help="uint8 (classes, images, height, width, 3), .npy")
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 300])
     parser.add_argument("--only", default="ibaml")
+    parser.add_argument("--batches", type=int, default=5)
+    parser.add_argument("--no-float64", action="store_true", help="compare with float32 alone")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     images = torch.from_numpy(np.load(options.images)) if options.images else smooth_pictures()
@@ -118,7 +134,8 @@ def main() -> None:
         for steps in options.steps:
             print(f"{arm}, {'trained' if steps else 'untrained'}", flush=True)
             learner = trained(arm, options.device, episodes, steps)
-            errors(arm, learner, episodes(2, 10**6))
+            batches = [episodes(2, 10**6 + i) for i in range(options.batches)]
+            errors(arm, learner, batches, not options.no_float64)
 
 
 if __name__ == "__main__":

@@ -252,7 +252,8 @@ def unrolled_limit(base: Place, told: Callable[[Row], None]) -> list[str]:
 
 
 def _unrolled(place: Place, ks: tuple[int, ...], told: Callable[[Row], None]) -> list[Row]:
-    """ABML at growing K; after the first that fails, by halves to the last that fits."""
+    """ABML at growing K; after the first that fails, by halves to the last that fits (to within a
+    sixteenth)."""
     fits: list[Row] = []
 
     def attempt(steps: int) -> bool:
@@ -270,7 +271,7 @@ def _unrolled(place: Place, ks: tuple[int, ...], told: Callable[[Row], None]) ->
             high = k
             break
         low = k
-    while high - low > 1:
+    while high - low > max(1, low // 16):
         middle = (low + high) // 2
         if attempt(middle):
             low = middle

@@ -41,10 +41,15 @@ def regression_batch(tasks: int = 2, features: int = 4, support: int = 6, query:
 
 
 def class_batch(
-    shape: tuple[int, ...] = (3,), tasks: int = 2, ways: int = 3, shots: int = 2, query: int = 2
+    shape: tuple[int, ...] = (3,),
+    tasks: int = 2,
+    ways: int = 3,
+    shots: int = 2,
+    query: int = 2,
+    seed: int = 2,
 ) -> TaskBatch:
     """Classes are noisy points around random centres."""
-    rng = torch.Generator().manual_seed(2)
+    rng = torch.Generator().manual_seed(seed)
     centres = torch.randn(tasks, ways, 1, *shape, generator=rng, dtype=F64)
     noise = torch.randn(tasks, ways, shots + query, *shape, generator=rng, dtype=F64)
     x = centres + 0.5 * noise

@@ -104,6 +104,9 @@ def _tasks_that_fit(sweep: Sweep) -> TaskBatch:
         ) from error
 
 
+_CYCLES = 2e9  # a second of a GPU's clock, or a little more
+
+
 class _Bench:
     """One arm: its learner, and what was seen of it."""
 
@@ -112,6 +115,7 @@ class _Bench:
         self.device = sweep.torch_device
         self.learner: MetaLearner | None = None
         self.seconds: list[tuple[float, float]] = []
+        self._launches: dict[str, float] = {}  # seconds of a first pass
         self.bytes: dict[str, int] = {}
         self.replayed: list[float] = []
         self.found = Point(arm)
@@ -182,14 +186,36 @@ class _Bench:
 
     def clock(self) -> None:
         """One forward and one backward pass, timed."""
-        assert self.learner is not None
-        self.learner.zero_grad()
-        began = self._now()
-        loss = self.loss(self.learner)
-        between = self._now()
-        loss.backward()
-        self.seconds.append((between - began, self._now() - between))
-        self.found = replace(self.found, strategy=self.learner.strategy)
+        learner = self.learner
+        assert learner is not None
+        learner.zero_grad()
+        found: list[Tensor] = []
+        forward = self._timed("forward", lambda: found.append(self.loss(learner)))
+        self.seconds.append((forward, self._timed("backward", found[0].backward)))
+        self.found = replace(self.found, strategy=learner.strategy)
+
+    def _timed(self, phase: str, work: Callable[[], None]) -> float:
+        """Seconds of the work; on a GPU those the GPU is busy with it.
+
+        There it sleeps until the host has launched everything: launches hide the work of a phase
+        by itself, and nobody pays for them who replays the whole step.
+        """
+        if self.device.type != "cuda":
+            began = self._now()
+            work()
+            return self._now() - began
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(self.device)
+        torch.cuda._sleep(int(_CYCLES * 1.5 * self._launches.get(phase, 0)))
+        began = time.perf_counter()
+        begin.record()
+        work()
+        end.record()
+        if phase not in self._launches:
+            end.synchronize()
+        self._launches.setdefault(phase, time.perf_counter() - began)
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
 
     def replay(self) -> None:
         """The whole meta-step as a training loop pays it: recorded, then replayed."""

@@ -1,0 +1,142 @@
+"""Recorded meta-steps. Here a stand-in plays the recording: it does the work again at every replay.
+On an accelerator benchmarks/device_check.py compares real replays with ordinary steps."""
+
+import copy
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import ibaml
+from ibaml import capture as room
+from ibaml.capture import Captures, waits
+from ibaml.energy import Stream, draw_noise, task_roots
+from problems import class_batch, mlp_model
+
+
+class _Graph:
+    """What `torch.cuda.CUDAGraph` is to a recording: here a replay does the work again and writes
+    its results where the first ones lie."""
+
+    def replay(self):
+        self.again()
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Recordings that work on a CPU."""
+    kept = []
+    original = room._Captured.__init__
+
+    @contextmanager
+    def recorded(graph):
+        yield
+
+    def record(self, kind, learner, work, batch, seed):
+        original(self, kind, learner, work, batch, seed)
+        kept.append(self)
+
+        def again():
+            step = work(self._batch, self._roots)  # what the replay was given, in place
+            found = torch.autograd.grad(
+                step.loss, [p for p in learner.parameters() if p.requires_grad], allow_unused=True
+            )
+            self._flat.copy_(torch.cat([g.reshape(-1) for g in found if g is not None]))
+            self._step.loss.copy_(step.loss.detach())
+
+        self._graph.again = again
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
+    monkeypatch.setattr(torch.cuda, "graph", recorded)
+    monkeypatch.setattr(room._Captured, "__init__", record)
+    return kept
+
+
+def step(learner, captures, batch, seed, choices=()):
+    return captures.step(learner, learner._step, choices, batch, seed, True)
+
+
+def gradient(learner, loss):
+    learner.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.reshape(-1) for p in learner.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("method", ["maml", "abml", "imaml", "ibaml"])
+def test_the_third_batch_of_a_kind_is_recorded_and_later_ones_replayed(played, method):
+    learner = getattr(ibaml.methods, method)(mlp_model())
+    captures = Captures()
+    batches = [class_batch((3,), seed=i) for i in range(5)]
+    for i, batch in enumerate(batches):
+        found = step(learner, captures, batch, i)
+        assert (found is None) == (i < 2)
+        if found is None:
+            continue
+        roots = task_roots(i, batch.task_keys, None)
+        ordinary = learner._step(batch, roots)
+        torch.testing.assert_close(found.loss, ordinary.loss)
+        expected = gradient(learner, 3 * ordinary.loss)
+        torch.testing.assert_close(gradient(learner, 3 * found.loss), expected)
+        with torch.no_grad():  # parameters move in place, and a replay reads them there
+            for p in learner.parameters():
+                p -= 0.1 * p.grad
+    assert len(played) == 1
+
+
+def test_two_losses_of_one_recording_do_not_share_their_gradients(played):
+    learner = ibaml.methods.ibaml(mlp_model())
+    captures = Captures()
+    for i in range(3):
+        step(learner, captures, class_batch((3,), seed=0), i)
+    first, second = (step(learner, captures, class_batch((3,), seed=i), i) for i in (1, 2))
+    alone = [gradient(learner, found.loss) for found in (first, second)]
+    again = [step(learner, captures, class_batch((3,), seed=i), i) for i in (1, 2)]
+    together = gradient(learner, again[0].loss + again[1].loss)
+    torch.testing.assert_close(together, alone[0] + alone[1])
+    assert not torch.allclose(alone[0], alone[1])
+
+
+def test_another_kind_is_another_recording(played):
+    learner = ibaml.methods.maml(mlp_model())
+    captures = Captures()
+    batch = class_batch((3,), seed=0)
+    for _ in range(3):
+        step(learner, captures, batch, 0)
+    assert step(learner, captures, batch.select([0]), 0) is None, "fewer tasks"
+    assert step(learner, captures, batch, 0, choices=(1,)) is None, "another choice"
+    learner.model = copy.deepcopy(learner.model)
+    assert step(learner, captures, batch, 0) is None, "other tensors"
+    assert len(played) == 1
+
+
+def test_a_copy_starts_without_recordings():
+    learner = ibaml.methods.maml(mlp_model())
+    learner._captures._seen.append(("something",))
+    assert not copy.deepcopy(learner)._captures._seen
+
+
+def test_what_looks_at_its_numbers_is_not_recorded():
+    assert waits(ibaml.NewtonCG())
+    assert waits(ibaml.GradientDescent(tol=1e-3))
+    assert not waits(ibaml.GradientDescent())
+    with pytest.raises(ValueError, match="capture=True: NewtonCG"):
+        ibaml.methods.imaml(mlp_model(), solver=ibaml.NewtonCG(), capture=True)
+    learner = ibaml.methods.maml(mlp_model(), capture=True)
+    with pytest.raises(ValueError, match="capture=True is for a CUDA device"):
+        learner(class_batch((3,)))
+
+
+def test_roots_give_noise_that_depends_on_task_stream_and_step_alone():
+    roots = task_roots(5, (3, 4), None)
+    draw = draw_noise(roots, (3, 4), Stream.ADAPT, 2, 6)
+    assert torch.equal(draw[1:], draw_noise(roots[1:], (4,), Stream.ADAPT, 2, 6))
+    others = [
+        draw_noise(task_roots(6, (3, 4), None), (3, 4), Stream.ADAPT, 2, 6),
+        draw_noise(roots, (3, 4), Stream.META, 2, 6),
+        draw_noise(roots, (3, 4), Stream.ADAPT, 2, 6, step=1),
+    ]
+    for other in others:
+        assert not (other == draw).any()
+    many = draw_noise(task_roots(0, range(50), None), range(50), Stream.META, 40, 100)
+    assert abs(float(many.mean())) < 0.01
+    assert abs(float(many.std()) - 1) < 0.01
