@@ -174,6 +174,7 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
         "tie_head": settings.tie_head,
         "execution": settings.execution,
         "precision": settings.precision,
+        "capture": None if settings.capture else False,
         "solver": _solver(settings),
         "objective": _objective(settings),
     }

@@ -216,13 +216,14 @@ class Settings:
     dtype: str = setting("float32", "float32 or float64.", _RUN, choices=("float32", "float64"))
     threads: int | None = setting(None, "CPU threads of a process.", _RUN, least=1, shown="torch's")
     execution: str = setting(
-        "auto", "auto, loop (the oracle), vmap, fold or head.", _RUN,
+        "auto", "auto, loop (the oracle), single, vmap, fold or head.", _RUN,
         choices=("auto", "loop", "single", "vmap", "fold", "head"),
     )  # fmt: skip
     precision: str = setting(
         "full", "full, or bfloat16 where tasks are folded (an accelerator).", _RUN,
         choices=("full", "bfloat16"),
     )  # fmt: skip
+    capture: bool = setting(True, "Record meta-steps as CUDA graphs, on an accelerator.", _RUN)
     val_every: int = setting(200, "Validate after so many iterations; 0: never.", _RUN, least=0)
     val_tasks: int = setting(100, "Validation tasks.", _RUN, least=1)
     checkpoint_every: int = setting(200, "Save after so many iterations.", _RUN, least=1)
