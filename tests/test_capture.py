@@ -115,15 +115,28 @@ def test_a_copy_starts_without_recordings():
     assert not copy.deepcopy(learner)._captures._seen
 
 
-def test_what_looks_at_its_numbers_is_not_recorded():
+def test_what_looks_at_its_numbers_is_known_and_a_cpu_records_nothing():
     assert waits(ibaml.NewtonCG())
     assert waits(ibaml.GradientDescent(tol=1e-3))
     assert not waits(ibaml.GradientDescent())
-    with pytest.raises(ValueError, match="capture=True: NewtonCG"):
-        ibaml.methods.imaml(mlp_model(), solver=ibaml.NewtonCG(), capture=True)
     learner = ibaml.methods.maml(mlp_model(), capture=True)
     with pytest.raises(ValueError, match="capture=True is for a CUDA device"):
         learner(class_batch((3,)))
+
+
+def test_a_solver_that_may_not_look_takes_every_step_to_the_same_end(monkeypatch):
+    batch = class_batch((3,))
+    solver = ibaml.NewtonCG(steps=6, tol=1e-3)
+    found = []
+    for looks in (True, False):
+        if not looks:
+            for place in ("linalg.cg", "solve.base", "solve.newton_cg"):
+                monkeypatch.setattr(f"ibaml.{place}.all_done", lambda active: False)
+        learner = ibaml.methods.ibaml(mlp_model(), solver=solver, init_log_var=-2.0)
+        loss = learner(batch, torch.Generator().manual_seed(0))
+        found.append((loss.detach(), gradient(learner, loss), learner.diagnostics.steps))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 def test_roots_give_noise_that_depends_on_task_stream_and_step_alone():

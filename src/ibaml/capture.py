@@ -27,7 +27,8 @@ Work = Callable[[TaskBatch, Tensor], MetaStep]
 
 
 def waits(solver: Solver) -> bool:
-    """Whether a solver looks at its numbers on the way, which a recording cannot."""
+    """Whether a solver looks at its numbers on the way to stop early; recorded, it takes every step
+    it may take, which is cheap for a head alone."""
     return isinstance(solver, NewtonCG) or getattr(solver, "tol", None) is not None
 
 

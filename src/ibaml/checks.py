@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.energy import NOISE_KINDS, Likelihood, TaskEnergy
+from ibaml.execution import Runner, Strategy, Unfoldable
 from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
 from ibaml.objectives import Abml, Objective
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver, check_count
@@ -106,6 +107,26 @@ def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head
                     f"tie_head: the last linear layer ({name}) shares a weight with {other}, whose "
                     "rows are no classes; untie them"
                 )
+
+
+def settle(energy: TaskEnergy, start: Tensor, chosen: Runner, execution: Strategy) -> Runner:
+    """The fastest way to run weight sets that is seen to give the loop's outputs: what was chosen,
+    or else less of it; what was asked for by name is refused where it does not."""
+    plain = chosen.plain()
+    for way in (chosen, replace(chosen, whole="loop", precision=None), plain):
+        if way == plain and execution in ("auto", "loop"):
+            return plain
+        reason = "its outputs differ from the loop's"
+        try:
+            if agrees_with_loop(replace(energy, run=way), start):
+                return way
+        except Unfoldable as error:
+            reason = f"there is no rule for {error}"
+        if execution != "auto":
+            break
+    raise ValueError(
+        f'execution="{execution}" is not right for this model ({reason}): use execution="auto"'
+    )
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.capture import Captures, waits
-from ibaml.checks import agrees_with_loop, check_model, check_options, check_tasks
+from ibaml.checks import check_model, check_options, check_tasks, settle
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import (
     Likelihood,
@@ -33,9 +33,9 @@ from ibaml.execution import (
     NormStats,
     Plan,
     Precision,
+    Runner,
     Statistics,
     Strategy,
-    Unfoldable,
     choose,
     has_running,
     norm_buffers,
@@ -89,8 +89,9 @@ class MetaLearner(nn.Module):
             folded (an accelerator): about half the memory, and rougher gradients
             (benchmarks/results/meta_step_h200.txt).
         capture: record the meta-step as one CUDA graph on the third batch of a kind and replay it
-            from then on; None: on an accelerator, where the solver does not look at its numbers and
-            the model can be recorded. A recording keeps the memory of its meta-step.
+            from then on; None: on an accelerator, where the model can be recorded and the solver
+            does not stop early (or only the head is adapted). A recording keeps the memory of its
+            meta-step.
         diagnose: evaluate E and ∇E at every solution for `diagnostics` (one more evaluation).
 
     Most people build one with `ibaml.methods`.
@@ -139,14 +140,8 @@ class MetaLearner(nn.Module):
         self.execution: Strategy = execution
         self.precision: Precision = precision
         self.capture = capture
-        if capture and waits(solver):
-            raise ValueError(
-                f"capture=True: {type(solver).__name__} with a line search or a tol looks at its "
-                "numbers on the way, which a CUDA graph cannot: use descent with a fixed number of "
-                "steps, or capture=None"
-            )
         self._run = choose(model, execution, self.roles.adapted, precision=precision)
-        self._checked: set[tuple[Any, ...]] = set()
+        self._settled: dict[tuple[Any, ...], Runner] = {}  # by kind of tasks
         self._diagnostics: Diagnostics | None = None
         self._statistics: Statistics | None = None  # being gathered
         self._captures = Captures()
@@ -275,7 +270,9 @@ class MetaLearner(nn.Module):
 
     def _replayed(self, batch: TaskBatch, seed: int) -> MetaStep | None:
         """The meta-step by replay, where it was (or can be) recorded."""
-        if self.capture is False or waits(self.solver) or not torch.is_grad_enabled():
+        if self.capture is False or not torch.is_grad_enabled():
+            return None
+        if self.capture is None and waits(self.solver) and self._run.head is None:
             return None
         if not batch.support_x.is_cuda:
             if self.capture:
@@ -556,56 +553,33 @@ class MetaLearner(nn.Module):
         layout: Layout | None = None,
         plan: Mapping[str, NormStats] | None = None,
     ) -> None:
-        """Check tasks once for every kind of them, on the first of the batch."""
+        """Check tasks once for every kind of them, on the first of the batch, and choose how weight
+        sets run through the network."""
         like = self._reference()
         tensors = [(t.shape[1:], t.dtype, t.device) for t in (x, y)]
         kind = (like.dtype, like.device, *tensors, classes, str(plan))
-        if kind in self._checked:
-            return
-        layout = self.layout.for_classes(classes or 0) if layout is None else layout
-        noise = self._draw(0, (0,), layout.size, Stream.ADAPT, 1)
-        energy = self.energy(x[:1], y[:1], noise, layout, plan)
-        start = self.belief.start(energy.meta.prior, 1)
-        self._settle(x, y, layout, plan)
-        energy = replace(energy, run=self._run)
-        check_tasks(energy, start, classes, self.solver, self.adapts_head)
-        self._checked.add(kind)
+        if kind not in self._settled:
+            layout = self.layout.for_classes(classes or 0) if layout is None else layout
+            self._run = self._settle(x, y, layout, plan)
+            noise = self._draw(0, (0,), layout.size, Stream.ADAPT, 1)
+            energy = self.energy(x[:1], y[:1], noise, layout, plan)
+            start = self.belief.start(energy.meta.prior, 1)
+            check_tasks(energy, start, classes, self.solver, self.adapts_head)
+            self._settled[kind] = self._run
+        self._run = self._settled[kind]
 
     def _settle(
         self, x: Tensor, y: Tensor, layout: Layout, plan: Mapping[str, NormStats] | None
-    ) -> None:
-        """Choose how weight sets run through the network here: the fastest way that is seen to
-        agree with the loop, on two tasks and two samples."""
+    ) -> Runner:
+        """How weight sets run through the network here, tried on two tasks and two samples."""
+        size = math.prod(x.shape[1:])
         chosen = choose(
-            self.model,
-            self.execution,
-            self.roles.adapted,
-            x.device.type,
-            self.precision,
-            math.prod(x.shape[1:]),
+            self.model, self.execution, self.roles.adapted, x.device.type, self.precision, size
         )
-        ways = [chosen, replace(chosen, whole="loop", precision=None), chosen.plain()]
         two = torch.cat([x[:1], x[-1:]]), torch.cat([y[:1], y[-1:]])
-        energy = self.energy(
-            *two, self._draw(0, (0, 1), layout.size, Stream.ADAPT, 2), layout, plan
-        )
-        start = self.belief.start(energy.meta.prior, 2)
-        for way in dict.fromkeys(ways):
-            self._run = way
-            reason = "its outputs differ from the loop's"
-            if way != chosen.plain():
-                try:
-                    if agrees_with_loop(replace(energy, run=way), start):
-                        return
-                except Unfoldable as error:
-                    reason = f"there is no rule for {error}"
-            elif self.execution in ("auto", "loop"):
-                return
-            if self.execution != "auto":
-                raise ValueError(
-                    f'execution="{self.execution}" is not right for this model ({reason}): use '
-                    'execution="auto"'
-                )
+        noise = self._draw(0, (0, 1), layout.size, Stream.ADAPT, 2)
+        energy = self.energy(*two, noise, layout, plan)
+        return settle(energy, self.belief.start(energy.meta.prior, 2), chosen, self.execution)
 
     def extra_repr(self) -> str:
         counts = ", ".join(

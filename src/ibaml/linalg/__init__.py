@@ -3,7 +3,7 @@
 from ibaml.linalg.cg import ConjugateGradient
 from ibaml.linalg.dense import Dense, dense_matrix
 from ibaml.linalg.neumann import Neumann
-from ibaml.linalg.result import LinearSolution, LinearSolver, MatVec, Reason
+from ibaml.linalg.result import LinearSolution, LinearSolver, MatVec, Reason, all_done
 
 __all__ = [
     "ConjugateGradient",
@@ -13,5 +13,6 @@ __all__ = [
     "MatVec",
     "Neumann",
     "Reason",
+    "all_done",
     "dense_matrix",
 ]

@@ -16,6 +16,7 @@ from ibaml.linalg.result import (
     LinearSolution,
     MatVec,
     Reason,
+    all_done,
     dot,
     norm,
     per_system,
@@ -79,7 +80,7 @@ class ConjugateGradient:
 
         for k in range(self.steps):
             active = reason == Reason.STEPS
-            if self.tol is not None and not active.any():
+            if self.tol is not None and all_done(active):
                 break
             q = matvec(p)
             curvature = dot(p, q)

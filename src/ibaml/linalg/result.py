@@ -84,3 +84,11 @@ def relative_residual(r: Tensor, b: Tensor) -> Tensor:
     """‖r‖/‖b‖ per system; for b = 0 the absolute norm of r."""
     size = norm(b)
     return per_system(norm(r) / torch.where(size > 0, size, torch.ones_like(size)))
+
+
+def all_done(active: Tensor) -> bool:
+    """Whether no system (or task) is active any more. Nobody looks while a CUDA graph is recorded:
+    masks keep what is done as it is, and all steps are taken."""
+    if active.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return not bool(active.any())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ibaml.energy import Energy
-from ibaml.linalg import Reason
+from ibaml.linalg import Reason, all_done
 from ibaml.weights import Slot
 
 Rate = float | Mapping[str, float]
@@ -186,7 +186,7 @@ class Descent(ABC):
         pace = resolve_rate(self.lr, energy.slots, progress.v) if rate is None else rate
         for step in range(first, until):
             active = progress.reason == Reason.STEPS
-            if self.tol is not None and not bool(active.any()):
+            if self.tol is not None and all_done(active):
                 break
             v = progress.v if create_graph else progress.v.detach()
             here = energy.resample(step) if self.fresh_noise else energy

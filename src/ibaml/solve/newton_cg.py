@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ibaml.curvature import Curvature
 from ibaml.energy import Energy, TaskEnergy, detached
-from ibaml.linalg import ConjugateGradient, LinearSolver, Reason
+from ibaml.linalg import ConjugateGradient, LinearSolver, Reason, all_done
 from ibaml.solve.base import Solution, check_count, energy_and_gradient
 
 
@@ -61,7 +61,7 @@ class NewtonCG:
                 small = (reason == Reason.STEPS) & (gradient.norm(dim=-1) <= self.tol)
                 reason = torch.where(small, Reason.CONVERGED, reason)
             active = reason == Reason.STEPS
-            if not bool(active.any()):
+            if all_done(active):
                 break
             p = self._direction(energy, v, gradient)
             v, value, gradient, moved = self._search(energy, v, p, value, gradient, active)
@@ -109,7 +109,7 @@ class NewtonCG:
             reached = torch.where(good, trial_value, reached)
             bent = torch.where(good[:, None], trial_gradient, bent)
             moved = moved | good
-            if bool((moved | ~active).all()):
+            if all_done(active & ~moved):
                 break
             length = torch.where(moved, length, length / 2)
         return result, reached, bent, moved
