@@ -103,6 +103,8 @@ class _Captured:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             step = functional_call(_Work(learner, work), swapped, (self._batch, self._roots))
+            if _reaches_outside(step.loss, list(leaves.values())):
+                raise RuntimeError("the loss depends on tensors that are not the learner's")
             found = torch.autograd.grad(step.loss, list(leaves.values()), allow_unused=True)
             self._flat = torch.cat([g.reshape(-1) for g in found if g is not None])
         self._present = [g is not None for g in found]
@@ -128,6 +130,22 @@ class _Work(nn.Module):
 
     def forward(self, batch: TaskBatch, roots: Tensor) -> MetaStep:
         return self._work(batch, roots)
+
+
+def _reaches_outside(loss: Tensor, leaves: list[Tensor]) -> bool:
+    """Whether a gradient would also go to other tensors (a likelihood may close over some)."""
+    known = {id(t) for t in leaves}
+    seen: set[Any] = set()
+    nodes = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            return True
+        nodes += [following for following, _ in node.next_functions]
+    return False
 
 
 def _tensors(batch: TaskBatch) -> tuple[Tensor, ...]:

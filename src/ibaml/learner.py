@@ -272,6 +272,8 @@ class MetaLearner(nn.Module):
         """The meta-step by replay, where it was (or can be) recorded."""
         if self.capture is False or not torch.is_grad_enabled():
             return None
+        if any(t.requires_grad for t in (batch.support_x, batch.query_x)):
+            return None  # somebody wants gradients of the tasks
         if self.capture is None and waits(self.solver) and self._run.head is None:
             return None
         if not batch.support_x.is_cuda:

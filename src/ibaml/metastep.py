@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ibaml.execution import Moments
 from ibaml.gradient import Record
@@ -64,8 +63,9 @@ class _Known(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("a replayed loss cannot be differentiated twice: use capture=False")
         (flat,) = ctx.saved_tensors
         shapes = [s for (s, _), here in zip(ctx.like, ctx.present, strict=True) if here]
         parts = iter((flat * upstream).split([math.prod(s) for s in shapes]))

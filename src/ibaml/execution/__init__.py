@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ibaml.execution.call import twice_differentiable
+from ibaml.execution.call import is_tied, twice_differentiable
 from ibaml.execution.fold import Unfoldable, run_fold
 from ibaml.execution.head import find_head, run_features, run_head
 from ibaml.execution.loop import run_loop
@@ -51,6 +51,7 @@ class Runner:
     head: str | None
     recurrent: bool
     precision: torch.dtype | None = None
+    tied: bool = True  # whether tensors with several names are looked for
 
     @property
     def strategy(self) -> str:
@@ -70,8 +71,8 @@ class Runner:
     ) -> Tensor:
         with twice_differentiable(self.recurrent):
             if self.whole == "fold":
-                return run_fold(model, weights, constants, x, self.precision)
-            return _WHOLE[self.whole](model, weights, constants, x)
+                return run_fold(model, weights, constants, x, self.tied, self.precision)
+            return _WHOLE[self.whole](model, weights, constants, x, self.tied)
 
     def features(
         self, model: nn.Module, constants: Mapping[str, Tensor | None], x: Tensor
@@ -80,7 +81,9 @@ class Runner:
         if self.head is None:
             return None
         with twice_differentiable(self.recurrent):
-            return run_features(model, self.head, constants, x, self.whole, self.precision)
+            return run_features(
+                model, self.head, constants, x, self.whole, self.precision, self.tied
+            )
 
     def from_features(
         self,
@@ -132,7 +135,8 @@ def choose(
     if precision not in ("full", "bfloat16"):
         raise ValueError(f'precision must be "full" or "bfloat16", got {precision!r}')
     rough = torch.bfloat16 if precision == "bfloat16" and whole == "fold" else None
-    return Runner(whole, head, any(isinstance(m, nn.RNNBase) for m in model.modules()), rough)
+    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
+    return Runner(whole, head, recurrent, rough, is_tied(model))
 
 
 __all__ = [

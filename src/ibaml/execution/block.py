@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ibaml.execution.native import is_native
+from ibaml.execution.twice import last_derivative
 from ibaml.execution.wanted import wanted
 
 OFF = 4  # the place of a window whose maximum ReLU switches off
@@ -37,7 +37,7 @@ def norm_relu_pool(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """max_pool(relu(batch_norm(x)), 2) of x (N, C, H, W) by the statistics of the batch; and these,
     mean and biased variance of every channel."""
-    y, mean, s = _Block.apply(x.contiguous(), weight, bias, eps)
+    y, mean, s = _Block.apply(x.contiguous(), weight.contiguous(), bias.contiguous(), eps)
     return y, (mean, (s.square().reciprocal() - eps).clamp(min=0))
 
 
@@ -95,7 +95,7 @@ class _Back(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
+    @last_derivative
     def backward(
         ctx: Any, p: Tensor | None, q: Tensor | None, r: Tensor | None
     ) -> tuple[Tensor | None, ...]:
@@ -103,7 +103,7 @@ class _Back(torch.autograd.Function):
         kept = Kept(*saved)
         need_g, need_x, need_w = wanted(ctx, 3)
         zero = torch.zeros_like(sum_g)
-        q, r = (zero if t is None else t for t in (q, r))
+        q, r = (zero if t is None else t.contiguous() for t in (q, r))
         p = torch.zeros_like(kept.x) if p is None else p.contiguous()
         passes = _passes(kept.x)
         sum_p, sum_px, sum_pg, there = passes.full_sums(p, g, kept)

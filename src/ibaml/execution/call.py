@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,25 +26,26 @@ def twice_differentiable(recurrent: bool) -> Iterator[None]:
             yield
 
 
-_TIED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-
-
-def _is_tied(model: nn.Module) -> bool:
+def is_tied(model: nn.Module) -> bool:
     """Whether a tensor of the model has several names."""
-    if model not in _TIED:
-        found = [
-            id(t)
-            for of in (model.named_parameters, model.named_buffers)
-            for _, t in of(remove_duplicate=False)
-        ]
-        _TIED[model] = len(set(found)) < len(found)
-    return _TIED[model]
+    found = [
+        id(t)
+        for of in (model.named_parameters, model.named_buffers)
+        for _, t in of(remove_duplicate=False)
+    ]
+    return len(set(found)) < len(found)
 
 
-def call(model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor) -> Tensor:
-    """``model(x)`` with its parameters and buffers replaced by ``tensors``; nothing is written."""
-    # looking for tied weights takes longer than a small layer
-    output = functional_call(model, dict(tensors), (x,), tie_weights=_is_tied(model))  # type: ignore[arg-type]
+def call(
+    model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor, tied: bool = True
+) -> Tensor:
+    """``model(x)`` with its parameters and buffers replaced by ``tensors``; nothing is written.
+
+    Args:
+        tied: whether tensors with several names are looked for, which takes longer than a small
+            layer.
+    """
+    output = functional_call(model, dict(tensors), (x,), tie_weights=tied)  # type: ignore[arg-type]
     if not isinstance(output, Tensor):
         raise TypeError(
             f"{type(model).__name__} returned {type(output).__name__}, and one tensor is needed: "

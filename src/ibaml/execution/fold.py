@@ -37,7 +37,6 @@ _LATER = "_ibaml_later"  # a batch norm that waits for what follows it
 _NOW = "_ibaml_now"  # what stood for something, done
 _BIAS = "_ibaml_bias"  # a convolution's bias that was not yet added
 
-Tell = Callable[[Tensor, Tensor], None]
 _RELU = {"torch.nn.functional.relu", "torch.relu", "torch.Tensor.relu"}
 _BATCH_NORM = "torch.nn.functional.batch_norm"
 _MAX_POOL = "torch.nn.functional.max_pool2d"
@@ -62,17 +61,39 @@ _LOOKING = {"torch.Tensor.dim", "torch.Tensor.size", "torch.Tensor.shape.__get__
 _BINARY = {
     f"torch.{owner}{name}"
     for owner in ("", "Tensor.")
-    for name in ("add", "sub", "mul", "div", "true_divide", "__add__", "__radd__", "__mul__")
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "true_divide",
+        "__add__",
+        "__radd__",
+        "__mul__",
+        "add_",
+        "sub_",
+        "mul_",
+        "div_",
+        "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__itruediv__",
+    )
 }
 
 
 def tell_moments(x: Tensor, tell: Tell) -> None:
-    """Let the batch norm that x goes into next tell the moments of its folds, (folds, channels)."""
+    """Let the batch norm that x goes into next tell the moments of its folds."""
     setattr(x, _TELL, tell)
 
 
 def is_folded(x: Tensor) -> bool:
     return hasattr(x, _FOLDS)
+
+
+def folds_of(x: Tensor) -> int:
+    """How many folds a tensor of the network holds, 1 outside this strategy."""
+    return int(getattr(x, _FOLDS, 1))
 
 
 @cache
@@ -91,6 +112,7 @@ class FoldMode(TorchFunctionMode):
         super().__init__()
         self.tasks, self.samples = tasks, samples
         self.sets = tasks * samples
+        self._untold: list[_Later] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -99,11 +121,11 @@ class FoldMode(TorchFunctionMode):
         name = _name(func)
         if name in _LOOKING:
             return func(*args, **kwargs)
-        if name in _RELU and len(args) == 1 and (later := getattr(args[0], _LATER, None)):
+        if name in _RELU and len(args) == 1 and (later := _waits(args[0])):
             return _waiting(replace(later, relu=True), args[0], kwargs.get("inplace", False))
         if name not in (_MAX_POOL, _BATCH_NORM):
-            args = [self.now(a) for a in args]
-            kwargs = {key: self.now(a) for key, a in kwargs.items()}
+            args = [now(a) for a in args]
+            kwargs = {key: now(a) for key, a in kwargs.items()}
         rule = _RULES.get(name)
         if rule is not None:
             return rule(self, *args, **kwargs)
@@ -124,24 +146,13 @@ class FoldMode(TorchFunctionMode):
             return _marked(func(a, b), most)
         raise Unfoldable(name)
 
-    def now(self, x: Any) -> Any:
-        """x itself, where something of it is not yet done. (What is done once stays, and an
-        operation in place changes what stays.)"""
-        later: _Later | None = getattr(x, _LATER, None)
-        if hasattr(x, _NOW):
-            return getattr(x, _NOW)
-        if later is not None:
-            y, moments = normalise(later.x, later.weight, later.bias, later.eps)
-            later.told(moments, self.folds(x))
-            y = y.relu() if later.relu else y
-        elif hasattr(x, _BIAS):
-            y = x + getattr(x, _BIAS).to(x.dtype).view(-1, *[1] * (x.dim() - 2))
-        else:
-            return x
-        if tell := getattr(x, _TELL, None):
-            tell_moments(y, tell)
-        setattr(x, _NOW, _marked(y, self.folds(x)))
-        return y
+    def ended(self, y: Tensor) -> Tensor:
+        """What the network returned, with nothing left to do."""
+        for later in self._untold:
+            if later.tell is not None and not later.tell.told:  # nobody read this norm
+                later.done()
+        found: Tensor = now(y)
+        return found
 
     def folds(self, x: Tensor) -> int:
         found = getattr(x, _FOLDS, None)
@@ -192,7 +203,8 @@ class FoldMode(TorchFunctionMode):
         y = _marked(y, folds)
         if bias is not None:
             y, (flat,) = self._affine(y, (bias,))
-            setattr(y, _BIAS, flat)  # batch norm takes it away again
+            # batch norm takes it away again
+            setattr(y, _BIAS, (flat, torch.is_grad_enabled()))
         return y
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -239,20 +251,27 @@ class FoldMode(TorchFunctionMode):
     ) -> Tensor:
         if training and running_mean is not None:
             raise Unfoldable("batch norm that writes running statistics")
-        own = any(t is not None and hasattr(t, _OWN) for t in (weight, bias))
-        if hasattr(x, _LATER) or not training or (own and self.folds(x) != self.sets):
-            x = self.now(x)
         tell: Tell | None = getattr(x, _TELL, None)
-        shift: Tensor | None = getattr(x, _BIAS, None)
+        own = any(t is not None and hasattr(t, _OWN) for t in (weight, bias))
+        fits = training and weight is not None and bias is not None
+        spreads = own and self.folds(x) != self.sets
+        if not fits or spreads or hasattr(x, _LATER) or hasattr(x, _NOW):
+            x = now(x)
+        if training and x.numel() == x.shape[1]:
+            raise ValueError(f"batch norm of one value per channel has no statistics: {x.shape}")
+        shift, _ = getattr(x, _BIAS, (None, True))
         x, (mean, var, w, b) = self._affine(x, (running_mean, running_var, weight, bias))
         folds = self.folds(x)
-        if training and w is not None and b is not None:
+        if fits:
             b = b if shift is None else b + 0 * shift  # it moves the mean, and nothing else
-            later = _Later(x, w, b, eps, tell, shift)
+            later = _Later(x, w, b, eps, tell, shift, folds, torch.is_grad_enabled())
+            if tell is not None:
+                tell.taken = True
+                self._untold.append(later)
             return _waiting(later, _marked(x.new_empty(()).expand(x.shape), folds))
-        x = self.now(x)
         y = F.batch_norm(x, mean, var, w, b, training, momentum, eps)
         if tell is not None:
+            tell.taken = True
             tell(*(m.unflatten(0, (folds, -1)) for m in channel_moments(x.detach())))
         return _marked(y, folds)
 
@@ -273,17 +292,10 @@ class FoldMode(TorchFunctionMode):
             for n in (kernel_size, stride or kernel_size, padding, dilation)
         )
         plain = x.dim() == 4 and window == step and border == (0, 0) and gap == (1, 1)
-        later: _Later | None = getattr(x, _LATER, None)
-        unused = not hasattr(x, _NOW)
-        if plain and not ceil_mode and window == (2, 2) and unused and later and later.relu:
-            if _fuses(later.x):
-                y, moments = norm_relu_pool(later.x, later.weight, later.bias, later.eps)
-            else:  # ReLU and maxima commute, and there are fewer of these
-                y, moments = normalise(later.x, later.weight, later.bias, later.eps)
-                y = max_pool(y, window).relu()
-            later.told(moments, self.folds(x))
-            return _marked(y, self.folds(x))
-        x = self.now(x)
+        later = _waits(x)
+        if plain and not ceil_mode and window == (2, 2) and later is not None and later.relu:
+            return _marked(later.pooled(), later.folds)
+        x = now(x)
         if plain and not ceil_mode:
             return _marked(max_pool(x, window), self.folds(x))
         y = F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
@@ -327,6 +339,19 @@ class FoldMode(TorchFunctionMode):
         return x
 
 
+class Tell:
+    """Whom batch norm tells the moments of its folds, (folds, channels)."""
+
+    def __init__(self, hear: Callable[[Tensor, Tensor], None]) -> None:
+        self._hear = hear
+        self.taken = False  # a batch norm knows of it
+        self.told = False
+
+    def __call__(self, mean: Tensor, var: Tensor) -> None:
+        self.told = True
+        self._hear(mean, var)
+
+
 @dataclass(frozen=True)
 class _Later:
     """A batch norm, and a ReLU after it, that wait: where 2×2 max pooling follows, the three are
@@ -338,13 +363,54 @@ class _Later:
     eps: float
     tell: Tell | None
     shift: Tensor | None  # what should have been added to x
+    folds: int
+    recorded: bool  # whether a graph was wanted where it stands in the network
     relu: bool = False
 
-    def told(self, moments: tuple[Tensor, Tensor], folds: int) -> None:
+    def done(self) -> Tensor:
+        with torch.set_grad_enabled(self.recorded):
+            y, moments = normalise(self.x, self.weight, self.bias, self.eps)
+            self._tell(moments)
+            return y.relu() if self.relu else y
+
+    def pooled(self) -> Tensor:
+        with torch.set_grad_enabled(self.recorded):
+            if _fuses(self.x):
+                y, moments = norm_relu_pool(self.x, self.weight, self.bias, self.eps)
+            else:  # ReLU and maxima commute, and there are fewer of these
+                y, moments = normalise(self.x, self.weight, self.bias, self.eps)
+                y = max_pool(y, (2, 2)).relu()
+            self._tell(moments)
+            return y
+
+    def _tell(self, moments: tuple[Tensor, Tensor]) -> None:
         if self.tell is not None:
             mean, var = moments
             mean = mean if self.shift is None else mean + self.shift.detach()
-            self.tell(*(m.unflatten(0, (folds, -1)) for m in (mean, var)))
+            self.tell(*(m.unflatten(0, (self.folds, -1)) for m in (mean, var)))
+
+
+def now(x: Any) -> Any:
+    """x itself, where something of it is not yet done. (What is done once stays, and an operation
+    in place changes what stays.)"""
+    if hasattr(x, _NOW):
+        return getattr(x, _NOW)
+    later: _Later | None = getattr(x, _LATER, None)
+    if later is not None:
+        y = later.done()
+    elif hasattr(x, _BIAS):
+        bias, recorded = getattr(x, _BIAS)
+        with torch.set_grad_enabled(recorded):
+            y = x + bias.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
+    else:
+        return x
+    setattr(x, _NOW, _marked(y, folds_of(x)))
+    return y
+
+
+def _waits(x: Any) -> _Later | None:
+    """The batch norm that x stands for, as long as nobody has used x."""
+    return None if hasattr(x, _NOW) else getattr(x, _LATER, None)
 
 
 def _waiting(later: _Later, stand_in: Tensor, in_place: bool = False) -> Tensor:
@@ -401,6 +467,7 @@ def run_fold(
     weights: Mapping[str, Tensor],
     constants: Mapping[str, Tensor | None],
     x: Tensor,
+    tied: bool = True,
     precision: torch.dtype | None = None,
 ) -> Tensor:
     """As `run_loop`, with tasks × samples folded into the channels of native kernels.
@@ -416,21 +483,24 @@ def run_fold(
         setattr(own[name], _OWN, True)
     mode = FoldMode(tasks, samples)
     inputs = x if precision is None else x.to(precision)
-    y = mode.spread(run_mode(mode, model, {**constants, **own}, inputs), mode.sets)
+    y = mode.spread(run_mode(mode, model, {**constants, **own}, inputs, tied), mode.sets)
     return y.unflatten(1, (tasks, samples, -1)).movedim(0, 2).to(x.dtype)
 
 
 def run_mode(
-    mode: FoldMode, model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor
+    mode: FoldMode,
+    model: nn.Module,
+    tensors: Mapping[str, Tensor | None],
+    x: Tensor,
+    tied: bool = True,
 ) -> Tensor:
     """The model on the tasks' inputs x (T, N, …), folded; its output is folded too."""
     if x.dim() < 3 or not x.is_floating_point():
         raise Unfoldable("inputs without a channel dimension")
     folded = fold_tasks(x)
     with mode:
-        y = call(model, tensors, folded)
-    found: Tensor = mode.now(y)
-    return found
+        y = call(model, tensors, folded, tied)
+    return mode.ended(y)
 
 
 def fold_tasks(x: Tensor) -> Tensor:
@@ -440,7 +510,7 @@ def fold_tasks(x: Tensor) -> Tensor:
 
 def part_tasks(x: Tensor) -> Tensor:
     """(N, T·C, …) as (T, N, C, …)."""
-    return x.unflatten(1, (getattr(x, _FOLDS), -1)).transpose(0, 1)
+    return x.unflatten(1, (folds_of(x), -1)).transpose(0, 1)
 
 
 def folded_tasks(tasks: int) -> FoldMode:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ibaml.execution.native import is_native
 from ibaml.execution.thin import is_thin, thin
+from ibaml.execution.twice import last_derivative
 from ibaml.execution.wanted import wanted
 
 
@@ -133,7 +133,7 @@ class _Back(torch.autograd.Function):
         return _backward(g, x, weight, shape, wanted)
 
     @staticmethod
-    @once_differentiable
+    @last_derivative
     def backward(ctx: Any, p: Tensor | None, q: Tensor | None) -> tuple[Tensor | None, ...]:
         g, x, weight = ctx.saved_tensors
         need_g, need_x, need_w = wanted(ctx, 3)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.execution.call import call
-from ibaml.execution.fold import folded_tasks, part_tasks, run_mode
+from ibaml.execution.fold import folded_tasks, now, part_tasks, run_mode
 from ibaml.execution.single import run_one
 
 
@@ -40,6 +40,7 @@ def run_features(
     x: Tensor,
     whole: str,
     precision: torch.dtype | None = None,
+    tied: bool = True,
 ) -> Tensor | None:
     """What the head reads, (T, N, …), for the tasks' inputs x (T, N, …); None where the network is
     not features followed by this head.
@@ -54,7 +55,8 @@ def run_features(
 
     def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         with torch._C.DisableTorchFunction():  # it is not the network that looks
-            seen.append((inputs[0], output, (inputs[0]._version, output._version)))
+            features = now(inputs[0])
+            seen.append((features, output, (features._version, output._version)))
 
     found = []
     handle = model.get_submodule(head).register_forward_hook(watch)
@@ -63,12 +65,13 @@ def run_features(
         for part in x if one_by_one else [x]:
             seen.clear()
             if whole == "single":
-                output = run_one(model, constants, part)
+                output = run_one(model, constants, part, tied)
             elif whole == "fold":
                 part = part if precision is None else part.to(precision)
-                output = run_mode(folded_tasks(len(x)), model, constants, part)
+                output = run_mode(folded_tasks(len(x)), model, constants, part, tied)
             else:
-                output = call(model, constants, part.flatten(0, 1) if whole == "vmap" else part)
+                part = part.flatten(0, 1) if whole == "vmap" else part
+                output = call(model, constants, part, tied)
             if len(seen) != 1 or seen[0][1] is not output:
                 return None
             features, _, versions = seen[0]

@@ -15,6 +15,7 @@ def run_loop(
     weights: Mapping[str, Tensor],
     constants: Mapping[str, Tensor | None],
     x: Tensor,
+    tied: bool = True,
 ) -> Tensor:
     """Outputs (T, S, N, …) of weights (T, S, …) on the tasks' inputs x (T, N, …)."""
     tasks, samples = next(iter(weights.values())).shape[:2]
@@ -23,7 +24,9 @@ def run_loop(
         [
             torch.stack(
                 [
-                    call(model, {**constants, **{k: w[t, s] for k, w in weights.items()}}, x[t])
+                    call(
+                        model, {**constants, **{k: w[t, s] for k, w in weights.items()}}, x[t], tied
+                    )
                     for s in range(samples)
                 ]
             )

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ibaml.execution.fold import is_folded, tell_moments
+from ibaml.execution.fold import Tell, folds_of, is_folded, now, tell_moments
 from ibaml.execution.normalise import channel_moments
 
 NormStats = Literal["batch", "support", "running"]
@@ -83,25 +83,40 @@ def support_buffers(plan: Mapping[str, NormStats], passes: list[Moments]) -> Buf
 def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
     """Collect the moments of what every batch-norm layer sees, one entry per forward pass."""
     passes: list[Moments] = []
+    names: list[set[str]] = []  # of the layers each pass has met
+    notes: dict[str, list[Tell]] = {}
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def before(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def watch(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             with torch._C.DisableTorchFunction():  # it is not the network that looks
                 x = args[0]
-                if not passes or name in passes[-1]:
+                if not names or name in names[-1]:
                     passes.append({})
+                    names.append(set())
+                names[-1].add(name)
                 moments, values = passes[-1], x.numel() // x.shape[1]
+                tell = Tell(lambda mean, var: moments.update({name: (mean, var, values)}))
                 if is_folded(x):
-                    tell_moments(x, lambda mean, var: moments.update({name: (mean, var, values)}))
-                else:
-                    mean, var = channel_moments(x.detach())
-                    moments[name] = (mean[None], var[None], values)
+                    tell_moments(x, tell)
+                notes.setdefault(name, []).append(tell)
 
         return watch
 
-    handles = [
-        layer.register_forward_pre_hook(hook(name)) for name, layer in norm_layers(model).items()
-    ]
+    def after(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Any], None]:
+        def watch(_: nn.Module, args: tuple[Tensor, ...], __: Any) -> None:
+            with torch._C.DisableTorchFunction():
+                tell = notes[name].pop()
+                if not tell.taken:
+                    x = now(args[0])
+                    folds = folds_of(x)
+                    tell(*(m.unflatten(0, (folds, -1)) for m in channel_moments(x.detach())))
+
+        return watch
+
+    handles = []
+    for name, layer in norm_layers(model).items():
+        handles.append(layer.register_forward_pre_hook(before(name)))
+        handles.append(layer.register_forward_hook(after(name)))
     try:
         yield passes
     finally:

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ibaml.execution.twice import last_derivative
 from ibaml.execution.wanted import wanted
 
 _CACHED = 1 << 18  # numbers
@@ -58,7 +58,8 @@ def _backward(
         )
     rows = _rows(g)
     sum_g = rows.sum(0)
-    sum_gx = s * _summed(lambda part, seen: (seen - mean).mul_(part), rows, _rows(x))
+    centre = sum_g / len(rows)  # Σg·x̂ does not change by it, and rounds better
+    sum_gx = s * _summed(lambda part, seen: (seen - mean).mul_(part - centre), rows, _rows(x))
     on_x = -w * s * s * sum_gx / len(rows)
     rest = -w * s * sum_g / len(rows) - on_x * mean
     wide = (-1, 1, 1)
@@ -134,7 +135,7 @@ class _Back(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
+    @last_derivative
     def backward(
         ctx: Any, p: Tensor | None, q: Tensor | None, r: Tensor | None
     ) -> tuple[Tensor | None, ...]:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from ibaml.execution.twice import last_derivative
 
 
 def max_pool(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -41,7 +42,7 @@ class _Back(torch.autograd.Function):
         return _put_on_a_device(g, index, size, shape) if g.is_cuda else _put(g, index, size, shape)
 
     @staticmethod
-    @once_differentiable
+    @last_derivative
     def backward(ctx: Any, p: Tensor) -> tuple[Tensor, None, None, None]:
         (index,) = ctx.saved_tensors
         if index.is_contiguous():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ibaml.execution.call import call
-from ibaml.execution.fold import FoldMode, Unfoldable
+from ibaml.execution.fold import FoldMode, Unfoldable, now
 
 
 class _Single(FoldMode):
@@ -32,17 +32,20 @@ class _Single(FoldMode):
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except Unfoldable:
-            args, kwargs = pytree.tree_map(self.now, (args, kwargs or {}))
+            args, kwargs = pytree.tree_map(now, (args, kwargs or {}))
+            if func is Tensor.view and not isinstance(args[1], torch.dtype):
+                func = Tensor.reshape  # what channels last cannot view
             return func(*args, **kwargs)
 
 
-def run_one(model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor) -> Tensor:
+def run_one(
+    model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor, tied: bool = True
+) -> Tensor:
     """``model(x)`` with its parameters and buffers replaced by ``tensors``."""
     mode = _Single()
     with mode:
-        y = call(model, tensors, _channels_last(x) if x.dim() == 4 else x)
-    found: Tensor = mode.now(y)
-    return found
+        y = call(model, tensors, _channels_last(x) if x.dim() == 4 else x, tied)
+    return mode.ended(y)
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -58,12 +61,15 @@ def run_single(
     weights: Mapping[str, Tensor],
     constants: Mapping[str, Tensor | None],
     x: Tensor,
+    tied: bool = True,
 ) -> Tensor:
     """As `run_loop`."""
     tasks, samples = next(iter(weights.values())).shape[:2]
     sets = {name: w.flatten(0, 1).unbind(0) for name, w in weights.items()}
     found = [
-        run_one(model, {**constants, **{name: w[i] for name, w in sets.items()}}, x[i // samples])
+        run_one(
+            model, {**constants, **{name: w[i] for name, w in sets.items()}}, x[i // samples], tied
+        )
         for i in range(tasks * samples)
     ]
     return torch.stack(found).unflatten(0, (tasks, samples))

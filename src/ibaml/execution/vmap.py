@@ -43,10 +43,11 @@ def run_vmap(
     weights: Mapping[str, Tensor],
     constants: Mapping[str, Tensor | None],
     x: Tensor,
+    tied: bool = True,
 ) -> Tensor:
     """As `run_loop`, with tasks × samples folded into one vmapped dimension."""
     tasks, samples = next(iter(weights.values())).shape[:2]
     folded = {k: w.flatten(0, 1) for k, w in weights.items()}
     inputs = x[:, None].expand(tasks, samples, *x.shape[1:]).flatten(0, 1)
-    outputs = vmap(lambda w, z: call(model, {**constants, **w}, z))(folded, inputs)
+    outputs = vmap(lambda w, z: call(model, {**constants, **w}, z, tied))(folded, inputs)
     return outputs.unflatten(0, (tasks, samples))
