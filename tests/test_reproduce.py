@@ -116,7 +116,7 @@ def test_fresh_begins_anew(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["fig9"], "fig1, bounds, or all"),
+        (["fig9"], "fig1, fig2, table1, fig3, bounds, or all"),
         (["fig1", "--option", "colour=red"], "has no setting 'colour'"),
         (["fig1", "--option", "steps"], "NAME=VALUE"),
         (["fig1", "--option", "steps=2,1"], "steps must rise"),

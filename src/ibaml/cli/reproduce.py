@@ -25,6 +25,10 @@ _HELP = """Reproduce a figure, a table or a theorem of the paper: a folder with 
 
     ibaml reproduce bounds --seeds 5
 
+    ibaml reproduce fig2 --option measured=gpu.json
+
+    ibaml reproduce table1 --option data=omniglot --option train_tasks=5000 --option batch=16
+
     ibaml reproduce all        (and a page over all of them, runs/paper/index.html)
 
     Stopped with Ctrl-C, the same command goes on where it was. See docs/paper.md."""
@@ -59,15 +63,28 @@ def reproduce(
         changes = {k: v for k, v in changes.items() if v is not None}
         changes.update(_pair(text) for text in option or ())
         root = out or Path("runs/paper")
-        chosen = list(STUDIES) if name == _EVERYTHING else [name]
-        if name == _EVERYTHING and option:
+        if name != _EVERYTHING:
+            _run(STUDIES[name], out or root / name, quick, changes, fresh)
+            return
+        if option:
             raise ValueError("--option belongs to one study: name it in place of all")
-        for study in (STUDIES[each] for each in chosen):
-            folder = root / study.name if name == _EVERYTHING or out is None else root
-            own = {k: v for k, v in changes.items() if k in vars(study.full)}
-            _run(study, folder, quick, own if name == _EVERYTHING else changes, fresh)
-        if name == _EVERYTHING:
-            say(f"the page over all of them: {write_page(root)}")
+        failed = [s.name for s in STUDIES.values() if not _tried(s, root, quick, changes, fresh)]
+        say(f"the page over all of them: {write_page(root)}")
+        if failed:
+            raise ValueError(f"not done: {', '.join(failed)}")
+
+
+def _tried(study: Study, root: Path, quick: bool, changes: dict[str, Any], fresh: bool) -> bool:
+    """Whether a study came to its end; one that lacks its data keeps no other from its own."""
+    own = {k: v for k, v in changes.items() if k in vars(study.full)}
+    try:
+        with told():
+            _run(study, root / study.name, quick, own, fresh)
+    except typer.Exit as exit_:
+        if exit_.exit_code == 130:
+            raise
+        return False
+    return True
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -81,7 +98,8 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
     settings = study.settings(quick, changes)
     folder.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
     if fresh:
-        shutil.rmtree(folder / "parts", ignore_errors=True)
+        for kept in ("parts", "runs"):
+            shutil.rmtree(folder / kept, ignore_errors=True)
     parts = Parts(folder / "parts", study.name)
     say(f"{study.title}{' (quick)' if quick else ''}")
     with _one_thread(), _bar() as progress:
@@ -89,7 +107,8 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
             findings = study.run(settings, parts, progress)
         except KeyboardInterrupt:
             say(
-                f"stopped; {parts.computed + parts.reused} parts are kept, the same command goes on"
+                f"stopped; {parts.computed + parts.reused} parts (and what runs have saved) are "
+                "kept, the same command goes on"
             )
             raise typer.Exit(130) from None
     words = [f"ibaml reproduce {study.name}", *(["--quick"] if quick else [])]
@@ -97,10 +116,17 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
     files = write_study(
         folder, study, settings, findings, command=" ".join(words), seconds=parts.seconds
     )
+    for row in findings.shown:
+        say("  " + "  ".join(f"{name} {value}" for name, value in row.items() if value))
     for sentence in findings.agrees:
         say(f"  ✓ {sentence}")
     for sentence in findings.differs:
         say(f"  ✗ {sentence}")
+    for sentence in findings.notes:
+        say(f"  · {sentence}")
+    if findings.pictures and not any(file.suffix == ".png" for file in files):
+        say("matplotlib is not here: no pictures. The same command elsewhere, with this folder")
+        say("(parts/ is enough), draws them and computes nothing.")
     say(f"{parts.computed} parts computed, {parts.reused} read. Look at:")
     for file in files:
         say(f"  {file}")
@@ -112,7 +138,7 @@ def _written(name: str, value: Any) -> str:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Small matrices: a second thread only costs."""
+    """Small matrices: a second thread only costs. (A study that trains has a setting for it.)"""
     import torch
 
     before = torch.get_num_threads()

@@ -104,14 +104,17 @@ class Measured:
         ]
         return sorted(found, key=lambda p: key(p.arm))
 
-    def write_json(self, path: Path) -> Path:
-        content = {
+    def content(self) -> dict[str, Any]:
+        """All of it for JSON; `of_content` reads it."""
+        return {
             "format": _FORMAT,
             "machine": self.machine,
             "sweep": asdict(self.sweep),
             "points": [asdict(p) for p in self.points],
         }
-        return _write(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+    def write_json(self, path: Path) -> Path:
+        return _write(path, json.dumps(self.content(), indent=1, allow_nan=False) + "\n")
 
     def write_csv(self, path: Path) -> Path:
         rows = [p.row() for p in self.points]
@@ -131,14 +134,7 @@ def _write(path: Path, text: str) -> Path:
 def read(path: Path) -> Measured:
     """What `Measured.write_json` wrote, here or on another machine."""
     try:
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ValueError(f"its format is not {_FORMAT!r}")
-        sweep = Sweep(**{**content["sweep"], **_tuples(content["sweep"])})
-        points = tuple(_point(p) for p in content["points"])
-        machine = {str(k): str(v) for k, v in content["machine"].items()}
-        if not points:
-            raise ValueError("it has no points")
+        return of_content(json.loads(path.read_text()))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -147,6 +143,17 @@ def read(path: Path) -> Measured:
             f"{path} is no measurement of `ibaml bench complexity` ({said}): give the file that "
             "--json wrote"
         ) from error
+
+
+def of_content(content: Any) -> Measured:
+    """What `Measured.content` gave."""
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError(f"its format is not {_FORMAT!r}")
+    sweep = Sweep(**{**content["sweep"], **_tuples(content["sweep"])})
+    points = tuple(_point(p) for p in content["points"])
+    machine = {str(k): str(v) for k, v in content["machine"].items()}
+    if not points:
+        raise ValueError("it has no points")
     return Measured(sweep, machine, points)
 
 

@@ -13,12 +13,18 @@ from ibaml.report.figure import BLUE, GREY, blank, line_styles, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLUMNS = 3
 _PALE, _ROSE = "#9dbfe3", "#e8a49b"
 
 
 def draw_reliability(scores: Mapping[str, ClassScores], path: Path, headline: str) -> Path:
+    """`reliability_figure`, saved."""
+    return save(reliability_figure(scores, headline), path)
+
+
+def reliability_figure(scores: Mapping[str, ClassScores], headline: str) -> Figure:
     """One panel per learner: accuracy against confidence in bins, and how often each occurs.
 
     The sliver right of 1 holds the predictions whose confidence is exactly 1.
@@ -48,7 +54,7 @@ def draw_reliability(scores: Mapping[str, ClassScores], path: Path, headline: st
         handles, labels, loc="outside lower center", ncols=min(2 * columns, 4), frameon=False,
         fontsize=9,
     )  # fmt: skip
-    return save(figure, path)
+    return figure
 
 
 def _panel(upper: Axes, lower: Axes, name: str, scores: ClassScores) -> None:

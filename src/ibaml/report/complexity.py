@@ -14,11 +14,12 @@ from ibaml.report.figure import BLUE, GREY, RED, blank, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # explicit methods are warm, implicit ones cold; the deterministic ones paler
-_COLOURS = {"maml": "#e8924a", "abml": RED, "imaml": "#5fa8d3", "ibaml": BLUE}
+COLOURS = {"maml": "#e8924a", "abml": RED, "imaml": "#5fa8d3", "ibaml": BLUE}
 _DASHES = ("-", "--", "-.", ":")
-_MARKS = {"maml": "s", "abml": "D", "imaml": "o", "ibaml": "o"}
+MARKS = {"maml": "s", "abml": "D", "imaml": "o", "ibaml": "o"}
 _GAP = 0.065  # between labels, in heights of a panel
 
 
@@ -33,6 +34,11 @@ class _Curve:
 
 
 def draw_complexity(measured: Measured, path: Path, headline: str | None = None) -> Path:
+    """`complexity_figure`, saved."""
+    return save(complexity_figure(measured, headline), path)
+
+
+def complexity_figure(measured: Measured, headline: str | None = None) -> Figure:
     """Time above, memory below; the backward pass against K (the paper's Figure 2), the whole
     meta-gradient against K, the backward pass against L. Both axes are logarithmic."""
     sweep = measured.sweep
@@ -55,7 +61,7 @@ def draw_complexity(measured: Measured, path: Path, headline: str | None = None)
         axes[0][column].set_title(title, fontsize=10.5)
         axes[1][column].set_xlabel(across)
     figure.suptitle(headline or measured.headline, fontsize=12, parse_math=False)
-    return save(figure, path)
+    return figure
 
 
 def _dash(measured: Measured, method: str, samples: int) -> str:
@@ -117,8 +123,8 @@ def _panel(
 
     for curve in curves:
         axis.plot(
-            curve.xs, [value(c) for c in curve.costs], curve.dash, color=_COLOURS[curve.method],
-            marker=_MARKS[curve.method], ms=3.5, lw=1.7, alpha=0.35 if curve.pale else 1.0,
+            curve.xs, [value(c) for c in curve.costs], curve.dash, color=COLOURS[curve.method],
+            marker=MARKS[curve.method], ms=3.5, lw=1.7, alpha=0.35 if curve.pale else 1.0,
         )  # fmt: skip
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -143,7 +149,7 @@ def _label_ends(axis: Axes, ends: Sequence[tuple[_Curve, int, float]]) -> None:
     low, high = axis.get_ylim()
     heights = [log(y / low) / log(high / low) for _, _, y in ends]
     for (curve, x, y), height in zip(ends, spread(heights, _GAP), strict=True):
-        colour = _COLOURS[curve.method]
+        colour = COLOURS[curve.method]
         axis.annotate(
             curve.name, (x, y), xytext=(1.05, height), textcoords="axes fraction", va="center",
             fontsize=8.5, color=colour, alpha=0.6 if curve.pale else 1.0,

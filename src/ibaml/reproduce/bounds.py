@@ -80,7 +80,7 @@ def _findings(settings: Settings, found: dict[str, list[Numbers]]) -> Findings:
         differs=differs,
         numbers=numbers,
         tables={"bounds": _step_rows(found), "bounds_solves": _solve_rows(found)},
-        pictures={"bounds": draw(found, numbers)},
+        pictures={"bounds": partial(draw, found, numbers)},
     )
 
 

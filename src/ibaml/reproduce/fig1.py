@@ -251,7 +251,7 @@ def _findings(
             "fig1_seeds": _seed_rows(curves),
             "fig1_crossing": scan,
         },
-        pictures={"fig1": draw(curves, scan, settings)},
+        pictures={"fig1": partial(draw, curves, scan, settings)},
     )
 
 

@@ -3,6 +3,7 @@
 NAME.png NAME.pdf  the picture           NAME.csv …   the numbers
 README.md          the text              result.json  all of it, for programs
 parts/             a file per finished part, by its settings: a run that was stopped reads them
+runs/              the run folders of studies that train
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,11 +48,20 @@ class Parts:
         self.computed = self.reused = 0
         self.seconds = 0.0
 
-    def __call__(self, key: Mapping[str, Any], compute: Callable[[], Numbers]) -> Numbers:
-        """The numbers of the part with this key."""
+    def run_folder(self, name: str, key: Mapping[str, Any]) -> Path:
+        """Where the training run with this key lies, beside the parts."""
+        return self._folder.parent / "runs" / f"{name}-{self._address(key)[1][:8]}"
+
+    def _address(self, key: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         whole = {"study": self._study, "version": __version__, **key}
         text = json.dumps(whole, sort_keys=True)
-        file = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        return whole, hashlib.sha256(text.encode()).hexdigest()
+
+    def __call__(self, key: Mapping[str, Any], compute: Callable[[], Numbers]) -> Numbers:
+        """The numbers of the part with this key."""
+        whole, digest = self._address(key)
+        text = json.dumps(whole, sort_keys=True)
+        file = self._folder / f"{digest[:16]}.json"
         stored = _read(file)
         if stored is not None and json.dumps(stored.get("key"), sort_keys=True) == text:
             self.reused += 1
@@ -97,33 +107,54 @@ def write_study(
     command: str,
     seconds: float,
 ) -> list[Path]:
-    """Write the pictures, the tables, the text and the result; returns the files."""
-    from ibaml.report.figure import save
+    """Write the tables, the text and the result, then the pictures; returns the files.
 
+    Where matplotlib is not at hand there are no pictures: the same command elsewhere, with this
+    folder, draws them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for name, picture in findings.pictures.items():
-        files += [save(picture, folder / f"{name}.{kind}") for kind in ("png", "pdf")]
+    tables = []
     for name, rows in findings.tables.items():
-        files.append(folder / f"{name}.csv")
-        write_whole(files[-1], as_csv(rows))
+        tables.append(folder / f"{name}.csv")
+        write_whole(tables[-1], as_csv(rows))
     result = {
         "study": study.name,
         "title": study.title,
         "command": command,
-        "seed": settings.seed,
-        "machine": machine(),
+        "seed": getattr(settings, "seed", None),
+        "machine": findings.machine or machine(),
         "seconds": round(seconds, 1),
         "setup": list(findings.setup),
+        "table": [dict(row) for row in findings.shown],
         "agrees": list(findings.agrees),
         "differs": list(findings.differs),
+        "notes": list(findings.notes),
         "numbers": dict(findings.numbers),
         "settings": asdict(settings),
-        "files": [file.name for file in files],
     }
-    files += [folder / "README.md", folder / "result.json"]
-    write_whole(files[-2], as_text(result))
-    write_whole(files[-1], json.dumps(result, indent=1, allow_nan=False))
+    _write_result(folder, result, tables)  # before anything is drawn: nothing is lost then
+    return _write_result(folder, result, [*_draw(folder, findings), *tables])
+
+
+def _write_result(folder: Path, result: Mapping[str, Any], files: Sequence[Path]) -> list[Path]:
+    whole = {**result, "files": [file.name for file in files]}
+    text, numbers = folder / "README.md", folder / "result.json"
+    write_whole(text, as_text(whole))
+    write_whole(numbers, json.dumps(whole, indent=1, allow_nan=False))
+    return [*files, text, numbers]
+
+
+def _draw(folder: Path, findings: Findings) -> list[Path]:
+    from ibaml.report.figure import save
+
+    files: list[Path] = []
+    try:
+        for name, draw in findings.pictures.items():
+            picture = draw()
+            files += [save(picture, folder / f"{name}.{kind}") for kind in ("png", "pdf")]
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":
+            raise
     return files
 
 
@@ -138,21 +169,36 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def as_text(result: Mapping[str, Any]) -> str:
     """The short text: set-up, command, seed, machine, what agrees and what does not."""
-    picture = next(name for name in result["files"] if name.endswith(".png"))
-    lines = [f"# {result['title']}", "", f"![{result['title']}]({picture})", ""]
-    lines += [f"    {result['command']}", ""]
-    lines += [f"Seed {result['seed']}. {result['machine']}. {result['seconds']:.0f} s.", ""]
-    for title, key in _SECTIONS:
+    pictures = [name for name in result["files"] if name.endswith(".png")]
+    lines = [f"# {result['title']}", ""]
+    lines += [f"![{result['title']}]({name})" for name in pictures]
+    lines += [""] if pictures else []
+    lines += [f"    {result['command']}", "", _about(result), ""]
+    if table := result.get("table"):
+        rows = [list(table[0]), ["---"] * len(table[0]), *(list(row.values()) for row in table)]
+        lines += [*(f"| {' | '.join(map(str, row))} |" for row in rows), ""]
+    for title, key in _sections(result):
         lines += [f"## {title}", "", *(f"- {s}" for s in result[key] or ["nothing"]), ""]
-    lines += ["Files: " + ", ".join(result["files"]) + ", result.json."]
+    lines += ["Files: " + ", ".join([*result["files"], "result.json"]) + "."]
     return "\n".join(lines) + "\n"
+
+
+def _about(result: Mapping[str, Any]) -> str:
+    seed = "" if result["seed"] is None else f"Seed {result['seed']}. "
+    return f"{seed}{result['machine']}. {result['seconds']:.0f} s."
 
 
 _SECTIONS = (
     ("Set-up", "setup"),
     ("Agrees with the paper", "agrees"),
     ("Does not agree", "differs"),
+    ("Beside the paper", "notes"),
 )
+
+
+def _sections(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The sections of a text; one for notes where there are any."""
+    return [(title, key) for title, key in _SECTIONS if key != "notes" or result.get("notes")]
 
 
 def write_page(root: Path) -> Path:
@@ -172,14 +218,20 @@ def _section(folder: str, result: Mapping[str, Any]) -> str:
     lines = [f"<h2>{html.escape(result['title'])}</h2>"]
     lines += [f'<a href="{where}/{p}"><img src="{where}/{p}" alt=""></a>' for p in pictures]
     lines += [f"<pre>{html.escape(result['command'])}</pre>"]
-    about = f"Seed {result['seed']}. {result['machine']}. {result['seconds']:.0f} s."
-    lines += [f"<p class=about>{html.escape(about)}</p>"]
-    for title, key in _SECTIONS:
+    lines += [f"<p class=about>{html.escape(_about(result))}</p>"]
+    if table := result.get("table"):
+        lines += ["<table>", _line("th", table[0]), *(_line("td", r.values()) for r in table)]
+        lines += ["</table>"]
+    for title, key in _sections(result):
         items = "".join(f"<li>{html.escape(s)}</li>" for s in result[key] or ["nothing"])
         lines += [f"<h3>{title}</h3><ul class={key}>{items}</ul>"]
     links = [f'<a href="{where}/{f}">{f}</a>' for f in (*result["files"], "README.md")]
     lines += [f"<p class=about>{' · '.join(links)}</p>"]
     return "\n".join(lines)
+
+
+def _line(tag: str, cells: Iterable[Any]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(str(c))}</{tag}>' for c in cells)}</tr>"
 
 
 _PAGE = """<!doctype html>
@@ -189,6 +241,8 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem aut
         color: #222 }}
 img {{ max-width: 100%; border: 1px solid #ddd }}
 pre {{ background: #f4f4f4; padding: .6rem }}
+table {{ border-collapse: collapse }}
+th, td {{ border-bottom: 1px solid #ddd; padding: .2rem .8rem .2rem 0; text-align: left }}
 h2 {{ margin-top: 3rem; border-top: 1px solid #ddd; padding-top: 1rem }}
 .about {{ color: #666; font-size: 85% }}
 .agrees li::marker {{ content: "✓ "; color: #2e8b57 }}

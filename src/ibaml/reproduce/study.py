@@ -24,7 +24,10 @@ class Findings:
         agrees, differs: what does and does not agree with the paper, a sentence each.
         numbers: the figures the sentences rest on, by name.
         tables: rows by name; each becomes a CSV file.
-        pictures: by name; each becomes a PNG and a PDF file.
+        pictures: how each is drawn, by name; each becomes a PNG and a PDF file.
+        shown: rows for a table in the text.
+        notes: what the paper says nothing of, a sentence each.
+        machine: where the figures are from, None for this machine.
     """
 
     setup: Sequence[str]
@@ -32,7 +35,10 @@ class Findings:
     differs: Sequence[str]
     numbers: Mapping[str, Any]
     tables: Mapping[str, Sequence[Row]]
-    pictures: Mapping[str, Figure]
+    pictures: Mapping[str, Callable[[], Figure]]
+    shown: Sequence[Row] = ()
+    notes: Sequence[str] = ()
+    machine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,8 @@ class Study:
     """One figure, table or theorem of the paper.
 
     Attributes:
-        full, quick: its settings, a frozen dataclass with the field ``seed`` at least; ``quick``
-            takes minutes on two cores.
+        full, quick: its settings, a frozen dataclass, with a field ``seed`` where one matters;
+            ``quick`` takes minutes on two cores.
         run: computes it. What takes long goes through `Parts`, so that a run that was stopped
             goes on where it was.
     """
@@ -66,10 +72,17 @@ class Study:
         return replace(base, **found)
 
 
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
 def _read(name: str, text: str, like: Any) -> Any:
     """The text as a value of the kind that stands there."""
     if isinstance(like, tuple):
         return tuple(_read(name, part.strip(), like[0]) for part in text.split(",") if part.strip())
+    if isinstance(like, bool):
+        if text.lower() not in _TRUTH:
+            raise ValueError(f"{name} must be true or false, got {text!r}")
+        return _TRUTH[text.lower()]
     try:
         return type(like)(text)
     except ValueError as error:

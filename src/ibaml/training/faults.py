@@ -16,6 +16,10 @@ class TrainingError(RuntimeError):
     """A run stopped; the message says why, and what to change."""
 
 
+class Diverged(TrainingError):
+    """Nothing is amiss with the machine: training itself came to numbers that are not sound."""
+
+
 def diagnose(learner: MetaLearner, settings: Settings) -> str:
     """Sentences on the last call of the learner and the gradients it left."""
     found = []

@@ -18,7 +18,13 @@ from ibaml.seeding import mix
 from ibaml.tasks import TaskSource
 from ibaml.tasks.keyed import has_tasks
 from ibaml.training.checkpoint import under, unpack
-from ibaml.training.faults import TrainingError, diagnose, out_of_memory, what_to_lower
+from ibaml.training.faults import (
+    Diverged,
+    TrainingError,
+    diagnose,
+    out_of_memory,
+    what_to_lower,
+)
 from ibaml.training.memory import free_bytes, peak_bytes
 from ibaml.training.outer import (
     Average,
@@ -281,14 +287,14 @@ class Trainer:
     def _give_up(self, saved: int) -> None:
         what = diagnose(self.learner, self.settings)
         kept = f"The last good checkpoint is that of iteration {saved}." if saved else ""
-        raise TrainingError(
+        raise Diverged(
             f"stopped: {self.faulty} faulty iterations in a row (patience). {what} {kept}".strip()
         )
 
     def _refuse_ill(self) -> None:
         """Never write weights that are not finite over good ones."""
         if not all(bool(p.isfinite().all()) for p in self.parameters):
-            raise TrainingError(f"stopped. {diagnose(self.learner, self.settings)}")
+            raise Diverged(f"stopped. {diagnose(self.learner, self.settings)}")
 
     def _tell(self, what: str, *words: Any) -> None:
         for watcher in self.watchers:

@@ -1,0 +1,136 @@
+"""Figure 3: whose confidence is worth most? ECE and MCE, 5-way 1-shot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ibaml.evaluation import ClassScores
+from ibaml.report import reliability_figure
+from ibaml.reproduce import table1
+from ibaml.reproduce.arms import ARMS, Settings
+from ibaml.reproduce.compared import (
+    Judged,
+    claim,
+    difference_rows,
+    inside_rows,
+    machines,
+    notes,
+    numbers,
+    rows,
+    scored,
+    setup,
+    written,
+)
+from ibaml.reproduce.fig3_picture import draw
+from ibaml.reproduce.folder import Parts
+from ibaml.reproduce.study import Findings, Progress, Study
+from ibaml.reproduce.trained import Result, results
+
+PAPERS = ("maml5", "abml5", "ibaml5", "ibaml10", "ibaml15")  # methods the paper has
+METRICS = ("ece", "mce")
+FULL = replace(table1.FULL, shots=1)
+QUICK = replace(table1.QUICK, shots=1, train_tasks=320, head_tasks=1600)
+
+
+def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
+    found = results(settings, parts, progress)
+    tables: dict[str, Sequence[Mapping[str, Any]]] = {
+        "fig3": rows(found),
+        "fig3_bins": _bins(found),
+    }
+    if differing := difference_rows(found):
+        tables["fig3_differences"] = differing
+    tables["fig3_inside"] = inside_rows(found)
+    agrees, differs = _judged(scored(found))
+    name = found[0].training["data"]["name"]
+    title = f"{name}, {settings.ways}-way {settings.shots}-shot, {settings.test_tasks:,} test tasks"
+    by_title = {r.title: r.scores for r in found if r.scores is not None}
+    return Findings(
+        setup=[*setup(settings, found), "ECE and MCE: top label, 15 bins of equal width."],
+        agrees=agrees,
+        differs=differs,
+        numbers=numbers(found),
+        tables={n: t for n, t in tables.items() if t},
+        pictures={
+            "fig3": partial(draw, by_title, title),
+            "fig3_reliability": partial(reliability_figure, by_title, title),
+        },
+        shown=[_shown(r) for r in found],
+        notes=[*_lean(found), *notes(settings, found)],
+        machine=machines(found),
+    )
+
+
+def _bins(found: Sequence[Result]) -> list[dict[str, Any]]:
+    """What a reliability diagram shows: a row per arm and bin that is not empty."""
+    lines = []
+    for name, scores in scored(found).items():
+        for place, (count, confidence, right) in enumerate(scores.bins().sum(0).tolist()):
+            if count:
+                lines.append(
+                    {
+                        "arm": name,
+                        "bin": place,
+                        "predictions": int(count),
+                        "confidence": confidence / count,
+                        "accuracy": right / count,
+                    }
+                )
+    return lines
+
+
+def _shown(r: Result) -> dict[str, str]:
+    columns = {"ECE": "ece", "MCE": "mce", "nll": "nll", "accuracy": "accuracy"}
+    if r.scores is None:
+        return {"method": r.title, **dict.fromkeys(columns, "–")}
+    summary = r.scores.summary()
+    return {"method": r.title, **{n: written(summary[m], m) for n, m in columns.items()}}
+
+
+def _lean(found: Sequence[Result]) -> list[str]:
+    """Which way each arm errs."""
+    said = []
+    for r in found:
+        if r.scores is not None:
+            gap = float(r.scores.confidence.mean() - r.scores.correct.mean())
+            way = "over" if gap > 0 else "under"
+            said.append(
+                f"{r.title}: {way}confident by {100 * abs(gap):.1f} points on average (confidence "
+                f"{100 * float(r.scores.confidence.mean()):.1f} %)."
+            )
+    return said
+
+
+def _judged(scores: Mapping[str, ClassScores]) -> Judged:
+    """The paper: iBaML is the most competitive in both figures."""
+    agrees: list[str] = []
+    differs: list[str] = []
+    of_paper = {name: s.summary() for name, s in scores.items() if name in PAPERS}
+    for metric in METRICS if len(of_paper) > 1 else ():
+        order = sorted(of_paper, key=lambda name: of_paper[name][metric].value)
+        ranked = ", ".join(
+            f"{ARMS[name].title} {written(of_paper[name][metric], metric)}" for name in order
+        )
+        best, rival = _first(order, "ibaml", True), _first(order, "ibaml", False)
+        judged = claim(scores, best, rival, metric, None)
+        told = "" if judged is None else f" {judged[1]}"
+        text = f"{metric.upper()}, lowest first, of the paper's methods: {ranked}.{told}"
+        (agrees if judged is not None and judged[0] else differs).append(text)
+    for ours in ("ibaml5", "ibaml15"):
+        for theirs in ("maml5", "abml5"):
+            for metric in METRICS:
+                judged = claim(scores, ours, theirs, metric, None)
+                if judged is not None:
+                    (agrees if judged[0] else differs).append(judged[1])
+    return agrees, differs
+
+
+def _first(order: Sequence[str], method: str, of_it: bool) -> str:
+    """The first arm that is (or is not) of the method."""
+    return next((name for name in order if (ARMS[name].method == method) is of_it), "")
+
+
+STUDY = Study("fig3", "Figure 3: calibration, 5-way 1-shot", FULL, QUICK, run)
