@@ -2,6 +2,7 @@
 On an accelerator benchmarks/device_check.py compares real replays with ordinary steps."""
 
 import copy
+import warnings
 from contextlib import contextmanager
 
 import pytest
@@ -153,3 +154,27 @@ def test_roots_give_noise_that_depends_on_task_stream_and_step_alone():
     many = draw_noise(task_roots(0, range(50), None), range(50), Stream.META, 40, 100)
     assert abs(float(many.mean())) < 0.01
     assert abs(float(many.std()) - 1) < 0.01
+
+
+def test_what_cannot_be_recorded_is_said_once_and_done_as_usual(monkeypatch):
+    def no_graph():
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", no_graph)
+    learner = ibaml.methods.ibaml(mlp_model())
+    batch = class_batch((3,))
+
+    def attempt(seed, insist=False):
+        return learner._captures.step(learner, learner._step, (), batch, seed, insist)
+
+    assert [attempt(i) for i in range(2)] == [None, None]
+    with pytest.warns(RuntimeWarning, match="launched one by one.*not permitted"):
+        assert attempt(2) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert attempt(3) is None
+    assert "not recorded: operation not permitted when stream is capturing" in learner.strategy
+    learner._captures = Captures()
+    assert [attempt(i, True) for i in range(2)] == [None, None]
+    with pytest.raises(RuntimeError, match="not permitted"):
+        attempt(2, True)

@@ -159,6 +159,29 @@ class TestStatistics:
         seen = learner.adapt(x, b.support_y[0], norm_stats="batch").outputs(x)
         assert torch.allclose(frozen, seen, atol=1e-10)
 
+    @pytest.mark.parametrize("execution", ["auto", "loop", "single", "fold"])
+    @pytest.mark.parametrize("adapt", ["all", "head"])
+    def test_every_weight_set_has_its_own_support_statistics(self, execution, adapt):
+        """Beside plain torch: a network with the drawn weights sees the support set in training
+        mode, and the queries in evaluation mode."""
+        learner = ibaml.methods.ibaml(
+            network("batch"), steps=3, adapt=adapt, init_log_var=-1.0, execution=execution
+        )
+        b = batch()
+        posteriors = learner.adapt_all(b, norm_stats="support")
+        outputs, drawn = posteriors.outputs(b.query_x, 3), posteriors.sample(3)
+        plain = network("batch")
+        plain[1].momentum = 1.0  # what it saw last
+        for task in range(len(b)):
+            for sample in range(3):
+                weights = {name: w[task, sample] for name, w in drawn.items()}
+                plain.load_state_dict({**learner.model.state_dict(), **weights})
+                plain.train()(b.support_x[task])
+                values = b.support_x.shape[1] * 4 * 4
+                plain[1].running_var *= (values - 1) / values  # of the biased kind
+                expected = plain.eval()(b.query_x[task])
+                assert torch.allclose(outputs[task, sample], expected, atol=1e-10)
+
     def test_frozen_layers_keep_their_running_statistics(self):
         net = network("batch")
         net[1].running_mean += 0.5

@@ -6,6 +6,7 @@ than an accelerator that runs them. A recording holds the loss and all its gradi
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -79,6 +80,12 @@ class Captures:
             if insist:
                 raise
             self.refused = str(error).splitlines()[0]
+            warnings.warn(
+                f"meta-steps are launched one by one, which takes longer than a replay: "
+                f"{self.refused} (capture=False says so without a trial)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             return None
         return self._kept[-1].replay(batch, seed)
 

@@ -213,7 +213,9 @@ class MetaLearner(nn.Module):
     @property
     def strategy(self) -> str:
         """How weight sets run through the network (``"loop"``, ``"vmap"``, ``"fold"``, ``"head"``),
-        and whether meta-steps are replayed."""
+        and whether meta-steps are replayed, or why they cannot be."""
+        if self._captures.refused:
+            return f"{self._run.strategy}, not recorded: {self._captures.refused}"
         return self._run.strategy + (", captured" if self._captures else "")
 
     # --- the meta-loss ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ibaml.energy import (
     detached,
     draw_noise,
 )
-from ibaml.execution import Buffers, NormStats, support_buffers, watch_moments
+from ibaml.execution import NormStats, support_statistics, watch_moments
 from ibaml.seeding import draw_seed
 from ibaml.solve import Solution
 
@@ -88,19 +88,14 @@ class Posteriors:
         energy = self._sampled(samples, generator)
         if "support" not in self.norm_stats.values():
             return replace(energy, x=x).outputs(self._v)
-        # Statistics belong to a weight set: run the support set through each, then the queries.
-        results = []
-        for t in range(len(self)):
-            v = self._v[t : t + 1]
-            for s in range(energy.noise.shape[1]):
-                one = replace(
-                    energy, x=energy.x[t : t + 1], noise=energy.noise[t : t + 1, s : s + 1]
-                )
-                with watch_moments(energy.model) as passes:
-                    one.outputs(v)
-                frozen: Buffers = {**one.constants, **support_buffers(self.norm_stats, passes)}
-                results.append(replace(one, x=x[t : t + 1], constants=frozen).outputs(v)[0, 0])
-        return torch.stack(results).unflatten(0, (len(self), -1))
+        # statistics belong to a weight set: the support set runs through each, then the queries
+        run, model, weights = energy.run, energy.model, energy.weights(self._v)
+        constants = {**energy.constants, **energy.meta.shared}
+        with watch_moments(model) as passes:
+            run(model, weights, constants, energy.x)
+        sets = energy.noise.shape[:2]
+        frozen = support_statistics(self.norm_stats, passes, run.calls(sets.numel()), *sets)
+        return run(model, {**weights, **frozen}, constants, x)
 
     @torch.no_grad()
     def predict_proba(

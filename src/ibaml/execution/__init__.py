@@ -23,7 +23,7 @@ from ibaml.execution.norm import (
     has_running,
     norm_buffers,
     norm_layers,
-    support_buffers,
+    support_statistics,
     watch_moments,
 )
 from ibaml.execution.single import run_single
@@ -57,6 +57,10 @@ class Runner:
     def strategy(self) -> str:
         way = self.whole if self.head is None else f"head, {self.whole} before it"
         return way if self.precision is None else f"{way}, {str(self.precision)[6:]}"
+
+    def calls(self, sets: int) -> int:
+        """How often the network is called for so many weight sets."""
+        return 1 if self.whole in ("fold", "vmap") else sets
 
     def plain(self) -> Runner:
         """The loop, the oracle of every other way."""
@@ -155,6 +159,6 @@ __all__ = [
     "has_running",
     "norm_buffers",
     "norm_layers",
-    "support_buffers",
+    "support_statistics",
     "watch_moments",
 ]

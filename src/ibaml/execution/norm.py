@@ -58,25 +58,29 @@ def norm_buffers(model: nn.Module, plan: Mapping[str, NormStats]) -> Buffers:
     return buffers
 
 
-def support_buffers(plan: Mapping[str, NormStats], passes: list[Moments]) -> Buffers:
-    """Buffers that freeze the layers planned as ``"support"`` at a support pass's moments."""
-    if len(passes) > 1:
-        twice = sorted(set(passes[0]) & set(passes[1]))
-        raise ValueError(
-            f"batch norm {', '.join(twice)} is used more than once in a forward pass, so it has no "
-            'one set of support statistics: adapt with norm_stats="running" or "batch"'
-        )
-    moments = passes[0] if passes else {}
-    buffers: Buffers = {}
+def support_statistics(
+    plan: Mapping[str, NormStats], passes: list[Moments], calls: int, tasks: int, samples: int
+) -> dict[str, Tensor]:
+    """Running statistics of every weight set, (T, S, channels), that freeze the layers planned as
+    ``"support"`` at what they saw of the support sets in so many calls of the network."""
+    found = {}
     for name, kind in plan.items():
-        if kind == "support":
-            if name not in moments:
-                raise ValueError(f"batch norm {name!r} was not used by the support set's pass")
-            mean, var, _ = moments[name]
-            assert len(mean) == 1, "support statistics belong to one weight set"
-            buffers[_key(name, "running_mean")] = mean[0]
-            buffers[_key(name, "running_var")] = var[0]
-    return buffers
+        if kind != "support":
+            continue
+        seen = [moments[name] for moments in passes if name in moments]
+        if not seen:
+            raise ValueError(f"batch norm {name!r} was not used by the support set's pass")
+        if len(seen) > calls:
+            raise ValueError(
+                f"batch norm {name} is used more than once in a forward pass, so it has no one set "
+                'of support statistics: adapt with norm_stats="running" or "batch"'
+            )
+        means, variances, _ = zip(*seen, strict=True)  # of every weight set, or of every task
+        for buffer, parts in (("running_mean", means), ("running_var", variances)):
+            value = torch.cat(parts)
+            value = value.view(tasks, -1, value.shape[-1]).expand(-1, samples, -1)
+            found[_key(name, buffer)] = value
+    return found
 
 
 @contextmanager
