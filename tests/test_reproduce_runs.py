@@ -21,7 +21,7 @@ from ibaml.cli import app
 from ibaml.cli import reproduce as command
 from ibaml.complexity import Cost, Measured, Point, Sweep
 from ibaml.evaluation import ClassScores
-from ibaml.reproduce import STUDIES, Findings, Parts, Study, fig2, trained
+from ibaml.reproduce import STUDIES, Findings, Parts, Study, fig2, fig3, trained
 from ibaml.reproduce.packed import packed, unpacked
 from ibaml.training import open_run
 from runs import final_state, same
@@ -240,6 +240,23 @@ def test_fig3_has_bars_reliability_diagrams_and_their_bins(pictures, tmp_path):
     text = (tmp_path / "README.md").read_text()
     assert "lowest first, of the paper's methods" in text
     assert "confident by" in text
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_calibration_at_chance_is_no_merit(learned):
+    rng = np.random.default_rng(0)
+
+    def answers(right: float, sure: float) -> ClassScores:
+        shape = (200, 15)
+        correct, confidence = rng.random(shape) < right, np.full(shape, sure)
+        return ClassScores(tuple(range(200)), -np.log(confidence), confidence, correct, confidence)
+
+    ours = answers(0.6, 0.6) if learned else answers(0.2, 0.2)
+    scores = {"maml5": answers(0.7, 0.9), "ibaml5": ours}
+    agrees, differs = fig3._judged(fig3.FULL, scores)
+    where = agrees if learned else differs
+    assert any("iBaML, K = 5 is better than MAML, K = 5 by ECE" in text for text in where)
+    assert any("learned next to nothing" in text for text in differs) is not learned
 
 
 def test_packed_scores_are_the_same_scores():

@@ -12,6 +12,7 @@ from ibaml.reproduce.trained import Result
 
 PAPER = Settings()
 _SOLVED = 0.1  # of ‖∇E‖ at the prior: above it a task is called not solved
+_LEARNED = 0.05  # above chance: with less an arm is said to have learned next to nothing
 _NEARLY = (0.9, 0.98)  # ratio and cosine from which a gradient is called nearly first order
 _TUNED = {  # settings in which a protocol can differ from the paper's
     "channels": "channels of Conv4",
@@ -31,6 +32,12 @@ Judged = tuple[list[str], list[str]]
 def scored(results: Sequence[Result]) -> dict[str, ClassScores]:
     """Scores by the arms' names; an arm that failed has none."""
     return {r.name: r.scores for r in results if r.scores is not None}
+
+
+def has_learned(settings: Settings, scores: ClassScores) -> bool:
+    """Whether an arm is clearly better than chance. One that is not says the same to everything,
+    and is calibrated for no merit of its own."""
+    return scores.summary()["accuracy"].low > 1 / settings.ways + _LEARNED
 
 
 def machines(results: Sequence[Result]) -> str:
@@ -179,6 +186,7 @@ def inside_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
                     )
                 },
                 "CG residual": seen.get("CG residual"),
+                "deviation over weights": seen.get("deviation over weights"),
                 **{
                     f"{what} to first order, {group}": against.get(group, {}).get(what)
                     for group in ("all", "mean", "log_var", "shared")
@@ -239,6 +247,8 @@ def _about(settings: Settings, r: Result) -> Iterator[str]:
         found = r.scores.summary()["accuracy"]
         if found.low <= 1 / settings.ways:
             yield f"{r.title}: no better than chance ({written(found, 'accuracy')})."
+        elif not has_learned(settings, r.scores):
+            yield f"{r.title}: next to nothing was learned ({written(found, 'accuracy')})."
     if r.tested["diverged"]:
         yield (
             f"{r.title}: adaptation diverged in {r.tested['diverged']} of {settings.test_tasks} "
@@ -268,6 +278,8 @@ def _inside(r: Result) -> str:
     ]
     if seen["CG residual"] is not None:
         parts.append(f"CG residual {_short(seen['CG residual'])}")
+    if (spread := seen.get("deviation over weights")) is not None:
+        parts.append(f"the prior's deviation {_short(spread)} times the size of its means")
     against = seen["against first order"]
     each = [
         f"{_BLOCKS[g]} × {_short(c['ratio'])}, cosine {_short(c['cosine'])}"

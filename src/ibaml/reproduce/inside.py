@@ -1,8 +1,8 @@
 """What explains an arm? Its tasks and its meta-gradient, looked into at the end of training.
 
 How far tasks are from solved (‖∇E‖ at v̂ and at the prior, for each block), how well H u = b is
-solved, and how the meta-gradient compares with the first-order one of the same weights, tasks and
-noise.
+solved, how the meta-gradient compares with the first-order one of the same weights, tasks and
+noise, and how much of the prior's draws is noise.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def look_inside(learner: MetaLearner, source: TaskSource, tasks: int) -> dict[st
         "tasks": tasks,
         **seen,
         "inner gradient at the prior": before["inner gradient"],
+        "deviation over weights": _spread(learner, batches[0]),
         "against first order": {
             name: _compared(gradients[name], plain[name]) for name in gradients
         },
@@ -97,6 +98,19 @@ def _grouped(learner: MetaLearner) -> dict[str, Tensor]:
         groups.setdefault(kind, []).append(gradient.detach().double().flatten())
     found = {kind: torch.cat(parts) for kind, parts in groups.items()}
     return {"all": torch.cat(list(found.values())), **found}
+
+
+def _spread(learner: MetaLearner, batch: TaskBatch) -> float | None:
+    """The prior's deviation over the size of its means, both by root mean square, in matrices and
+    kernels: where it is not small, a draw is noise more than network. None for a point."""
+    x, y = batch.support_x[0, :0], batch.support_y[0, :0]
+    prior = learner.adapt(x, y, classes=batch.classes)  # no examples
+    names = [n for n, rho in prior.log_var.items() if rho.dim() > 1]
+    if not names:
+        return None
+    variance = torch.cat([prior.log_var[n].exp().flatten() for n in names]).mean()
+    size = torch.cat([prior.mean[n].square().flatten() for n in names]).mean()
+    return _finite(float((variance / size).sqrt()))
 
 
 def _compared(ours: Tensor, plain: Tensor) -> dict[str, float | None]:
