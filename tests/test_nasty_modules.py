@@ -10,6 +10,8 @@ import ibaml
 from oracles import gradients, relative
 from problems import class_batch
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*the loop is taken")
+
 
 class _Net(nn.Module):
     def __init__(self) -> None:

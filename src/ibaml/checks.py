@@ -17,6 +17,7 @@ from ibaml.objectives import Abml, Objective
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver, check_count
 from ibaml.weights import Belief, DiagonalGaussian, Roles, head_module
 
+_ROUNDING = 10.0  # times what the loop's own derivatives change by in rounding is no difference
 _LOG_VAR_LIMIT = 80.0  # exp(±88) leaves float32
 
 
@@ -113,10 +114,19 @@ def settle(energy: TaskEnergy, start: Tensor, chosen: Runner, execution: Strateg
     """The fastest way to run weight sets that is seen to give the loop's outputs: what was chosen,
     or else less of it; what was asked for by name is refused where it does not."""
     plain = chosen.plain()
+    differ = "its outputs or derivatives differ from the loop's"
+    reason = ""
     for way in (chosen, replace(chosen, whole="loop", precision=None), plain):
         if way == plain and execution in ("auto", "loop"):
+            if reason == differ:
+                warnings.warn(
+                    f"{chosen.strategy}: {differ} for this model and these inputs, so the loop is "
+                    'taken, which is slower (execution="loop" takes it unasked)',
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             return plain
-        reason = "its outputs differ from the loop's"
+        reason = differ
         try:
             if agrees_with_loop(replace(energy, run=way), start):
                 return way
@@ -138,8 +148,10 @@ def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
     its own is found out here."""
     wave = torch.arange(v.shape[-1], device=v.device, dtype=v.dtype).sin()
     away = v + wave * 0.1
+    loop = replace(energy, run=energy.run.plain())
     try:
-        outputs, slopes = _seen(replace(energy, run=energy.run.plain()), away)
+        outputs, slopes = _seen(loop, away)
+        _, others = _seen(_rounded_otherwise(loop), away)
     except Exception:
         return True  # a model that does not run at all is check_tasks' to explain
     found, found_slopes = _seen(energy, away)
@@ -161,10 +173,19 @@ def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
     most = max((float(g.norm()) for g in slopes), default=0.0)
     if not math.isfinite(most):
         return True
+    # of a derivative that is zero (a bias before batch norm) rounding is all there is
     return all(
-        float((a - b).norm()) <= sloped * (float(b.norm()) + 1e-3 * most)
-        for a, b in zip(found_slopes, slopes, strict=True)
+        float((a - b).norm())
+        <= sloped * (float(b.norm()) + 1e-3 * most) + _ROUNDING * float((c - b).norm())
+        for a, b, c in zip(found_slopes, slopes, others, strict=True)
     )
+
+
+def _rounded_otherwise(energy: TaskEnergy) -> TaskEnergy:
+    """The same task but for the last bits of its inputs."""
+    if not energy.x.is_floating_point():
+        return energy
+    return replace(energy, x=energy.x * (1 + 4 * torch.finfo(energy.x.dtype).eps))
 
 
 def _seen(energy: TaskEnergy, v: Tensor) -> tuple[Tensor, list[Tensor]]:
