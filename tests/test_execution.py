@@ -298,7 +298,7 @@ def test_rounding_alone_does_not_cost_the_fast_way():
     torch.manual_seed(0)
     net = ibaml.nn.conv4(5, channels=8, image_size=42)
     found = picture_tasks(2, torch.device("cpu"), image_size=42)
-    tensors = (found.support_x * 1e-3, found.support_y, found.query_x * 1e-3, found.query_y)
+    tensors = (found.support_x * 1e-4, found.support_y, found.query_x * 1e-4, found.query_y)
     learner = ibaml.methods.ibaml(net, adapt="head", steps=1)
     learner(ibaml.TaskBatch(*tensors))
     assert learner.strategy.startswith("head")
