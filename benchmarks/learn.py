@@ -40,7 +40,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "fomaml, all": {"method": "fomaml", "steps": 5, "inner_lr": 0.1, "iterations": 400, **ALL},
     "reptile, all": {"method": "reptile", "steps": 8, "inner_lr": 0.1, "iterations": 300, **ALL},
     "abml, all": {
-        "method": "abml", "steps": 3, "inner_lr": 0.4, "samples": 2, "beta": 0.001,
+        "method": "abml", "steps": 3, "inner_lr": 0.4, "samples": 2, "beta": 0.0001,
         "iterations": 250, **ALL,
     },
 }  # fmt: skip

@@ -49,11 +49,12 @@ _CLAIMS = (  # better, than, by
     ("ibaml15", "maml5", "accuracy"),
 )
 FULL = Settings()
-# what two cores do in minutes: a small network, few steps, and step sizes that learn in them
+# what two cores do in minutes: a small network, few steps, and step sizes and a prior that learn
+# in them (docs/training.md says why β and ρ are small)
 QUICK = replace(
     FULL, data="glyphs", channels=8, queries=5, train_tasks=192, batch=4, head_tasks=1200,
-    meta_lr=0.003, inner_lr=0.1, samples=2, beta=0.01, validations=2, val_tasks=20, test_tasks=60,
-    diagnosed=8,
+    meta_lr=0.003, inner_lr=0.1, samples=2, beta=0.001, init_log_var=-9.0, validations=2,
+    val_tasks=20, test_tasks=60, diagnosed=8,
 )  # fmt: skip
 
 

@@ -161,11 +161,11 @@ class Settings:
     )  # fmt: skip
     beta: float | None = setting(
         None, "β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.", _METHOD, above=0,
-        only=_GAUSSIAN, shown="0.002 for a head, else 0.01",
+        only=_GAUSSIAN, shown="0.002 for a head, else 0.001 (regression 0.01)",
     )  # fmt: skip
     init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
-        only=_GAUSSIAN, shown="-5 for a head, else -6",
+        only=_GAUSSIAN, shown="-5 for a head, else -9 (regression -6)",
     )  # fmt: skip
     lam: float | None = setting(
         None, "λ of the proximal term, on the mean nll.", _METHOD, above=0, only=("imaml",),
@@ -443,8 +443,10 @@ def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
         values.update(
             samples=4,
             noise="antithetic",
-            beta=0.002 if head else 0.01,
-            init_log_var=-5.0 if head else -6.0,
+            # of everything adapted each draw is noise in every layer, so ρ is small, and a small β
+            # keeps β·exp(−ρ) from holding tasks where they are
+            beta=0.002 if head else 0.01 if regression else 0.001,
+            init_log_var=-5.0 if head else -6.0 if regression else -9.0,
         )
     if method == "imaml":
         values["lam"] = 0.05
