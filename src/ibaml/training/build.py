@@ -195,7 +195,8 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
 def _solver(settings: Settings) -> Solver:
     assert settings.steps is not None
     if settings.solver == "newton":
-        return NewtonCG(settings.steps, linear_solver=ConjugateGradient(10))
+        # a recorded meta-step takes every halving there may be, and tasks that need more are solved
+        return NewtonCG(settings.steps, linear_solver=ConjugateGradient(10), halvings=6)
     assert settings.inner_lr is not None
     kinds = {"descent": GradientDescent, "natural": NaturalDescent, "adam": Adam}
     assert settings.solver is not None
