@@ -28,7 +28,6 @@ from ibaml.energy import (
     draw_noise,
 )
 from ibaml.execution import (
-    NORM_STATS,
     Moments,
     NormStats,
     Plan,
@@ -37,9 +36,9 @@ from ibaml.execution import (
     Statistics,
     Strategy,
     choose,
-    has_running,
     norm_buffers,
     norm_layers,
+    plan_norms,
     watch_moments,
 )
 from ibaml.gradient import GradientRule, Record, Reptile, Unrolled
@@ -489,24 +488,7 @@ class MetaLearner(nn.Module):
 
     def norm_plan(self, norm_stats: NormStats | None) -> Plan:
         """Which statistics every batch-norm layer uses; frozen layers always their running ones."""
-        if norm_stats is not None and norm_stats not in NORM_STATS:
-            raise ValueError(f"norm_stats must be one of {NORM_STATS}, got {norm_stats!r}")
-        names = {id(p): n for n, p in self.model.named_parameters()}
-        plan: Plan = {}
-        for name, layer in norm_layers(self.model).items():
-            owned = {names[id(p)] for p in layer.parameters()}
-            if owned and owned <= set(self.roles.frozen):
-                kind: NormStats = "running"
-            elif norm_stats is not None:
-                kind = norm_stats
-            elif owned & set(self.roles.adapted) or not (owned or self.roles.shared):
-                kind = "support"
-            else:
-                kind = "running"
-            if kind == "running" and not has_running(layer):
-                kind = "support"
-            plan[name] = kind
-        return plan
+        return plan_norms(self.model, self.roles, norm_stats)
 
     # --- parts -----------------------------------------------------------------------------------
 

@@ -20,9 +20,9 @@ from ibaml.execution.norm import (
     NormStats,
     Plan,
     Statistics,
-    has_running,
     norm_buffers,
     norm_layers,
+    plan_norms,
     support_statistics,
     watch_moments,
 )
@@ -156,9 +156,9 @@ __all__ = [
     "Strategy",
     "Unfoldable",
     "choose",
-    "has_running",
     "norm_buffers",
     "norm_layers",
+    "plan_norms",
     "support_statistics",
     "watch_moments",
 ]

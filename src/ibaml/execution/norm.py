@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibaml.execution.fold import Tell, folds_of, is_folded, now, tell_moments
 from ibaml.execution.normalise import channel_moments
+from ibaml.weights import Roles
 
 NormStats = Literal["batch", "support", "running"]
 NORM_STATS: tuple[NormStats, ...] = ("batch", "support", "running")
@@ -38,6 +39,30 @@ def has_running(layer: _BatchNorm) -> bool:
 
 def _key(layer: str, buffer: str) -> str:
     return f"{layer}.{buffer}" if layer else buffer
+
+
+def plan_norms(model: nn.Module, roles: Roles, norm_stats: NormStats | None) -> Plan:
+    """The statistics of every layer: those asked for, or by its role the support set's where its
+    weights are adapted and the running ones where they are shared; frozen layers always have their
+    running ones."""
+    if norm_stats is not None and norm_stats not in NORM_STATS:
+        raise ValueError(f"norm_stats must be one of {NORM_STATS}, got {norm_stats!r}")
+    names = {id(p): n for n, p in model.named_parameters()}
+    plan: Plan = {}
+    for name, layer in norm_layers(model).items():
+        owned = {names[id(p)] for p in layer.parameters()}
+        if owned and owned <= set(roles.frozen):
+            kind: NormStats = "running"
+        elif norm_stats is not None:
+            kind = norm_stats
+        elif owned & set(roles.adapted) or not (owned or roles.shared):
+            kind = "support"
+        else:
+            kind = "running"
+        if kind == "running" and not has_running(layer):
+            kind = "support"
+        plan[name] = kind
+    return plan
 
 
 def norm_buffers(model: nn.Module, plan: Mapping[str, NormStats]) -> Buffers:
