@@ -78,6 +78,19 @@ def test_newton_respects_the_trust_region_of_the_log_variances():
     assert moved.abs().max() <= 0.25 + 1e-12
 
 
+def test_the_trust_region_does_not_hold_the_means():
+    """Their step is the one without a region, however far the log-variances would go."""
+    energy, start = problem()
+    n = energy.layout.size
+    held, free = (
+        NewtonCG(1, radius=radius, halvings=0).solve(energy, start).value - start
+        for radius in (0.05, 1e9)
+    )
+    assert free[:, n:].abs().max() > 0.1
+    assert torch.allclose(held[:, :n], free[:, :n], rtol=1e-12, atol=0)
+    assert torch.allclose(held[:, n:], free[:, n:].clamp(-0.05, 0.05), rtol=1e-12, atol=0)
+
+
 def test_step_sizes_by_group():
     energy, start = problem()
     by_group = GradientDescent(1, {"0.*": 0.5, "log_var.*": 0.0 + 1e-12, "*": 0.1})

@@ -79,9 +79,18 @@ class NewtonCG:
         steepest = -gradient if h.diagonal is None else -gradient / h.diagonal
         p = torch.where(descends, p, steepest)
         if isinstance(energy, TaskEnergy) and "log_var" in energy.belief.blocks:
-            reach = p[:, energy.layout.size :].abs().amax(-1, keepdim=True)
-            p = p * (self.radius / reach.clamp(min=self.radius))
+            return self._within(p, gradient, energy.layout.size)
         return p
+
+    def _within(self, p: Tensor, gradient: Tensor, size: int) -> Tensor:
+        """p in the trust region: each log-variance by itself, so that one that would go far does
+        not hold the means; all of p shortened where what is left does not descend."""
+        means, rho = p[:, :size], p[:, size:]
+        clipped = torch.cat([means, rho.clamp(-self.radius, self.radius)], -1)
+        reach = rho.abs().amax(-1, keepdim=True)
+        shortened = p * (self.radius / reach.clamp(min=self.radius))
+        descends = (clipped * gradient).sum(-1, keepdim=True) < 0
+        return torch.where(descends, clipped, shortened)
 
     def _search(
         self,

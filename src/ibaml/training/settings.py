@@ -132,7 +132,7 @@ class Settings:
         "K, the adaptation steps.",
         _METHOD,
         least=0,
-        shown="newton 8 (20 for more than one shot), else 5",
+        shown="newton 8, else 5",
     )
     inner_lr: float | None = setting(
         None, "α, the step size of adaptation (not of newton).", _METHOD, above=0,
@@ -420,14 +420,11 @@ def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
         # an α given means that descent is wanted
         newton = method in _IMPLICIT and head and "inner_lr" not in chosen
         solver = "newton" if newton else "descent"
-    shots = chosen.get("shots", 5 if regression else 1)
-    # κ = β/N: with more examples the prior holds less, and a head takes longer to solve
-    newton_steps = 8 if regression or shots == 1 else 20
     values: dict[str, Any] = {
         "adapt": adapt,
         "solver": solver,
-        "steps": newton_steps if solver == "newton" else 5,
-        "shots": shots,
+        "steps": 8 if solver == "newton" else 5,
+        "shots": 5 if regression else 1,
         "meta_lr": 0.01 if head else 0.003,
     }
     if not regression:
