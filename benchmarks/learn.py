@@ -39,6 +39,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "maml, all": {"method": "maml", "steps": 3, "inner_lr": 0.4, "iterations": 300, **ALL},
     "fomaml, all": {"method": "fomaml", "steps": 5, "inner_lr": 0.1, "iterations": 400, **ALL},
     "reptile, all": {"method": "reptile", "steps": 8, "inner_lr": 0.1, "iterations": 300, **ALL},
+    "ibaml, all": {"method": "ibaml", "samples": 2, "iterations": 250, **ALL},
     "abml, all": {
         "method": "abml", "steps": 3, "inner_lr": 0.4, "samples": 2, "beta": 0.0001,
         "iterations": 250, **ALL,
