@@ -10,7 +10,7 @@ import ibaml
 from oracles import gradients, relative
 from problems import class_batch
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*the loop is taken")
+pytestmark = pytest.mark.filterwarnings("ignore:.*the slower way is taken")
 
 
 class _Net(nn.Module):

@@ -222,6 +222,24 @@ class TestStatistics:
             b.query_x[0]
         )
 
+    def test_a_layer_used_for_some_tasks_only_has_no_support_statistics(self):
+        class Sometimes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+            def forward(self, x):
+                return self.head(self.norm(x) if x.mean() > 0 else x)
+
+        b = class_batch((3,), ways=2)
+        one, other = b.support_x[:1].abs(), -b.support_x[1:2].abs()
+        tasks = ibaml.TaskBatch(
+            torch.cat([one, other]), b.support_y[:2], b.query_x[:2].abs(), b.query_y[:2]
+        )
+        learner = ibaml.methods.maml(Sometimes().to(F64), execution="loop")
+        with pytest.raises(ValueError, match="for some support sets and not for others"):
+            learner.adapt_all(tasks, norm_stats="support").predict_proba(tasks.query_x)
+
     def test_reptile_has_running_statistics_too(self):
         learner = ibaml.methods.reptile(network("batch"), steps=2).train()
         learner(batch())

@@ -253,7 +253,7 @@ def test_a_stiff_prior_is_announced_before_it_diverges():
 
 
 class TestMoreDisagreements:
-    @pytest.mark.filterwarnings("ignore:.*the loop is taken")
+    @pytest.mark.filterwarnings("ignore:.*the slower way is taken")
     def test_a_model_that_is_random(self):
         class Random(nn.Module):
             def __init__(self):

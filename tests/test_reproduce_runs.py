@@ -257,6 +257,11 @@ def test_calibration_at_chance_is_no_merit(learned):
     where = agrees if learned else differs
     assert any("iBaML, K = 5 is better than MAML, K = 5 by ECE" in text for text in where)
     assert any("learned next to nothing" in text for text in differs) is not learned
+    idle = {"maml5": answers(0.2, 0.2), "ibaml5": answers(0.6, 0.7)}
+    agrees, differs = fig3._judged(fig3.FULL, idle)
+    assert not agrees
+    assert all("MAML, K = 5 learned next to nothing" in text for text in differs)
+    assert fig3._judged(fig3.FULL, {"maml5": idle["maml5"]}) == ([], [])
 
 
 def test_packed_scores_are_the_same_scores():

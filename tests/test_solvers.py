@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 import ibaml
-from ibaml import Adam, Curvature, GradientDescent, NaturalDescent, NewtonCG, Reason, TaskBatch
+from ibaml import (
+    Adam,
+    ConjugateGradient,
+    Curvature,
+    GradientDescent,
+    NaturalDescent,
+    NewtonCG,
+    Reason,
+    TaskBatch,
+)
 from oracles import F64, generator, gradients, relative
 from problems import class_batch, mlp_model, regression_batch
 
@@ -89,6 +98,23 @@ def test_the_trust_region_does_not_hold_the_means():
     assert free[:, n:].abs().max() > 0.1
     assert torch.allclose(held[:, :n], free[:, :n], rtol=1e-12, atol=0)
     assert torch.allclose(held[:, n:], free[:, n:].clamp(-0.05, 0.05), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("log_var", [-5.0, -3.0, -1.0, 1.0])
+def test_newton_solves_heads_of_many_features_from_any_prior(log_var):
+    """There the means' own step goes too far, and their log-variances' may not hold them."""
+    torch.manual_seed(0)
+    learner = ibaml.methods.ibaml(
+        nn.Linear(400, 5), adapt="all", samples=4, noise="antithetic", beta=0.002,
+        init_log_var=log_var,
+        solver=NewtonCG(8, linear_solver=ConjugateGradient(10, tol=0.1), halvings=10),
+    )  # fmt: skip
+    rng = torch.Generator().manual_seed(0)
+    x = torch.rand(4, 5, 400, generator=rng)
+    y = torch.arange(5).expand(4, -1)
+    solution = learner.adapt_all(ibaml.TaskBatch(x, y, x, y)).solution
+    assert solution.reason.tolist() == [Reason.STEPS] * 4
+    assert (solution.energy_after < 0.3 * solution.energy_before).all()
 
 
 def test_step_sizes_by_group():

@@ -114,22 +114,17 @@ def settle(energy: TaskEnergy, start: Tensor, chosen: Runner, execution: Strateg
     """The fastest way to run weight sets that is seen to give the loop's outputs: what was chosen,
     or else less of it; what was asked for by name is refused where it does not."""
     plain = chosen.plain()
-    differ = "its outputs or derivatives differ from the loop's"
-    reason = ""
+    set_aside = ""
     for way in (chosen, replace(chosen, whole="loop", precision=None), plain):
         if way == plain and execution in ("auto", "loop"):
-            if reason == differ:
-                warnings.warn(
-                    f"{chosen.strategy}: {differ} for this model and these inputs, so the loop is "
-                    'taken, which is slower (execution="loop" takes it unasked)',
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            return plain
-        reason = differ
+            _say(set_aside, way)
+            return way
+        reason = "its outputs or derivatives differ from the loop's"
         try:
             if agrees_with_loop(replace(energy, run=way), start):
+                _say(set_aside, way)
                 return way
+            set_aside = set_aside or f"{way.strategy}: {reason}"
         except Unfoldable as error:
             reason = f"there is no rule for {error}"
         except Exception as error:  # the loop ran, so it is the way's
@@ -139,6 +134,16 @@ def settle(energy: TaskEnergy, start: Tensor, chosen: Runner, execution: Strateg
     raise ValueError(
         f'execution="{execution}" is not right for this model ({reason}): use execution="auto"'
     )
+
+
+def _say(set_aside: str, taken: Runner) -> None:
+    if set_aside:
+        warnings.warn(
+            f"{set_aside} for this model and these inputs, so the slower way is taken "
+            f'({taken.strategy}; execution="loop" takes the loop without a trial)',
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
@@ -173,16 +178,22 @@ def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
     if not math.isfinite(most):
         return True
     # of a derivative that is zero (a bias before batch norm) the loop has its rounding alone
-    rounding = _rounding(loop, away, slopes)
+    rounding = _rounding(loop, away, outputs, slopes, scale)
     return all(
         float((a - b).norm()) <= sloped * (float(b.norm()) + 1e-3 * most) + _ROUNDING * error
         for a, b, error in zip(found_slopes, slopes, rounding, strict=True)
     )
 
 
-def _rounding(energy: TaskEnergy, v: Tensor, slopes: list[Tensor]) -> list[float]:
-    """How far derivatives are from those in double precision; 0 where the model does not take it
-    (a forward may make tensors of its own)."""
+def _rounding(
+    energy: TaskEnergy, v: Tensor, outputs: Tensor, slopes: list[Tensor], scale: Tensor
+) -> list[float]:
+    """How far derivatives are from those in double precision; 0 where the model does not take it,
+    or is another function there (a forward may make tensors of its own)."""
+    nothing = [0.0] * len(slopes)
+    tensors = [*energy.theta, *energy.constants.values()]
+    if any(t is not None and t.is_complex() for t in tensors):
+        return nothing
     floating = {
         n: t for n, t in energy.constants.items() if t is not None and t.is_floating_point()
     }
@@ -193,10 +204,12 @@ def _rounding(energy: TaskEnergy, v: Tensor, slopes: list[Tensor]) -> list[float
             noise=energy.noise.double(),
             constants={**energy.constants, **{n: t.double() for n, t in floating.items()}},
         ).bind(tuple(t.double() for t in energy.theta))
-        _, exact = _seen(double, v.double())
-        return [float((a - b).norm()) for a, b in zip(slopes, exact, strict=True)]
+        same, exact = _seen(double, v.double())
     except Exception:
-        return [0.0] * len(slopes)
+        return nothing
+    if same.shape != outputs.shape or not bool(((same - outputs).abs() <= scale).all()):
+        return nothing
+    return [float((a - b).norm()) for a, b in zip(slopes, exact, strict=True)]
 
 
 def _seen(energy: TaskEnergy, v: Tensor) -> tuple[Tensor, list[Tensor]]:

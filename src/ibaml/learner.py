@@ -213,9 +213,10 @@ class MetaLearner(nn.Module):
     def strategy(self) -> str:
         """How weight sets run through the network (``"loop"``, ``"vmap"``, ``"fold"``, ``"head"``),
         and whether meta-steps are replayed, or why they cannot be."""
-        if self._captures.refused:
-            return f"{self._run.strategy}, not recorded: {self._captures.refused}"
-        return self._run.strategy + (", captured" if self._captures else "")
+        if self._captures:
+            return f"{self._run.strategy}, captured"
+        refused = self._captures.refused
+        return self._run.strategy + (f", not recorded: {refused}" if refused else "")
 
     # --- the meta-loss ---------------------------------------------------------------------------
 

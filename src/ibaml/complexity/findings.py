@@ -127,7 +127,11 @@ def _gain_of_replay(measured: Measured) -> Iterator[Finding]:
     """Where meta-steps were recorded: what a replay takes of forward + backward."""
 
     def gain(point: Point) -> str:
-        if point.together is None or point.forward is None or "captured" not in point.strategy:
+        if (
+            point.together is None
+            or point.forward is None
+            or not point.strategy.endswith(", captured")
+        ):
             return ""
         whole = point.forward.ms + _backward(point).ms
         return f"× {point.together.ms / whole:.2f} at K = {point.arm.steps}"

@@ -95,6 +95,11 @@ def support_statistics(
         seen = [moments[name] for moments in passes if name in moments]
         if not seen:
             raise ValueError(f"batch norm {name!r} was not used by the support set's pass")
+        if len(seen) < calls:
+            raise ValueError(
+                f"batch norm {name} was used for some support sets and not for others, so not all "
+                'of them have statistics: adapt with norm_stats="running" or "batch"'
+            )
         if len(seen) > calls:
             raise ValueError(
                 f"batch norm {name} is used more than once in a forward pass, so it has no one set "

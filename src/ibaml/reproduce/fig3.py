@@ -112,15 +112,16 @@ def _judged(settings: Settings, scores: Mapping[str, ClassScores]) -> Judged:
 
     def judge(ours: str, theirs: str, metric: str, before: str = "") -> None:
         judged = claim(scores, ours, theirs, metric, None)
-        if judged is None and not before:
+        if judged is None:
             return
-        better, text = judged or (False, "")
-        if better and not has_learned(settings, scores[ours]):
-            better = False
-            accuracy = written(scores[ours].summary()["accuracy"], "accuracy")
-            text += f" But it learned next to nothing ({accuracy}): who says the same to "
-            text += "everything is calibrated."
-        (agrees if better else differs).append(f"{before}{text}".strip())
+        better, text = judged
+        for name in (ours, theirs):
+            if not has_learned(settings, scores[name]):
+                better = False
+                accuracy = written(scores[name].summary()["accuracy"], "accuracy")
+                text += f" But {ARMS[name].title} learned next to nothing ({accuracy}): who says "
+                text += "the same to everything is calibrated."
+        (agrees if better else differs).append(f"{before}{text}")
 
     of_paper = {name: s.summary() for name, s in scores.items() if name in PAPERS}
     for metric in METRICS if len(of_paper) > 1 else ():

@@ -79,18 +79,22 @@ class NewtonCG:
         steepest = -gradient if h.diagonal is None else -gradient / h.diagonal
         p = torch.where(descends, p, steepest)
         if isinstance(energy, TaskEnergy) and "log_var" in energy.belief.blocks:
-            return self._within(p, gradient, energy.layout.size)
+            return self._within(energy, v, p, gradient)
         return p
 
-    def _within(self, p: Tensor, gradient: Tensor, size: int) -> Tensor:
-        """p in the trust region: each log-variance by itself, so that one that would go far does
-        not hold the means; all of p shortened where what is left does not descend."""
+    @torch.no_grad()
+    def _within(self, energy: TaskEnergy, v: Tensor, p: Tensor, gradient: Tensor) -> Tensor:
+        """p in the trust region, by the better of two ways: each log-variance held by itself, so
+        that one that would go far does not hold the means, or all of p shortened, where the means'
+        own step would go too far."""
+        size = energy.layout.size
         means, rho = p[:, :size], p[:, size:]
         clipped = torch.cat([means, rho.clamp(-self.radius, self.radius)], -1)
         reach = rho.abs().amax(-1, keepdim=True)
         shortened = p * (self.radius / reach.clamp(min=self.radius))
-        descends = (clipped * gradient).sum(-1, keepdim=True) < 0
-        return torch.where(descends, clipped, shortened)
+        descends = (clipped * gradient).sum(-1) < 0
+        better = descends & (energy(v + clipped) < energy(v + shortened))
+        return torch.where(better[:, None], clipped, shortened)
 
     def _search(
         self,

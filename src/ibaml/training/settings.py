@@ -447,8 +447,8 @@ def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
         values.update(
             samples=4,
             noise="antithetic",
-            # of everything adapted each draw is noise in every layer, so ρ is small, and a small β
-            # keeps β·exp(−ρ) from holding tasks where they are
+            # of everything adapted each draw is noise in every layer, so ρ is small, and β with it:
+            # β·exp(−ρ)/N is how much the prior holds
             beta=0.002 if head else 0.01 if regression else 0.001,
             init_log_var=-5.0 if head else -6.0 if regression else -9.0,
         )
