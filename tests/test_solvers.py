@@ -107,7 +107,7 @@ def test_newton_solves_heads_of_many_features_from_any_prior(log_var):
     learner = ibaml.methods.ibaml(
         nn.Linear(400, 5), adapt="all", samples=4, noise="antithetic", beta=0.002,
         init_log_var=log_var,
-        solver=NewtonCG(8, linear_solver=ConjugateGradient(10, tol=0.1), halvings=10),
+        solver=NewtonCG(8, linear_solver=ConjugateGradient(10, tol=0.3), halvings=10),
     )  # fmt: skip
     rng = torch.Generator().manual_seed(0)
     x = torch.rand(4, 5, 400, generator=rng)

@@ -196,7 +196,7 @@ def _solver(settings: Settings) -> Solver:
     assert settings.steps is not None
     if settings.solver == "newton":
         # rough directions do (H is Gauss–Newton's), and a recorded meta-step takes every halving
-        return NewtonCG(settings.steps, linear_solver=ConjugateGradient(10, tol=0.1), halvings=10)
+        return NewtonCG(settings.steps, linear_solver=ConjugateGradient(10, tol=0.3), halvings=10)
     assert settings.inner_lr is not None
     kinds = {"descent": GradientDescent, "natural": NaturalDescent, "adam": Adam}
     assert settings.solver is not None
