@@ -82,7 +82,7 @@ class Captures:
             self.refused = str(error).splitlines()[0]
             warnings.warn(
                 f"meta-steps are launched one by one, which takes longer than a replay: "
-                f"{self.refused} (capture=False says so without a trial)",
+                f"{self.refused} (capture=False does it without a trial)",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -489,7 +489,8 @@ class MetaLearner(nn.Module):
 
     def norm_plan(self, norm_stats: NormStats | None) -> Plan:
         """Which statistics every batch-norm layer uses; frozen layers always their running ones."""
-        return plan_norms(self.model, self.roles, norm_stats)
+        roles = self.roles
+        return plan_norms(self.model, norm_stats, roles.adapted, roles.shared, roles.frozen)
 
     # --- parts -----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ buffers it is handed: none at all makes it use the statistics of the batch it se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibaml.execution.fold import Tell, folds_of, is_folded, now, tell_moments
 from ibaml.execution.normalise import channel_moments
-from ibaml.weights import Roles
 
 NormStats = Literal["batch", "support", "running"]
 NORM_STATS: tuple[NormStats, ...] = ("batch", "support", "running")
@@ -41,7 +40,13 @@ def _key(layer: str, buffer: str) -> str:
     return f"{layer}.{buffer}" if layer else buffer
 
 
-def plan_norms(model: nn.Module, roles: Roles, norm_stats: NormStats | None) -> Plan:
+def plan_norms(
+    model: nn.Module,
+    norm_stats: NormStats | None,
+    adapted: Sequence[str],
+    shared: Sequence[str],
+    frozen: Sequence[str],
+) -> Plan:
     """The statistics of every layer: those asked for, or by its role the support set's where its
     weights are adapted and the running ones where they are shared; frozen layers always have their
     running ones."""
@@ -51,11 +56,11 @@ def plan_norms(model: nn.Module, roles: Roles, norm_stats: NormStats | None) -> 
     plan: Plan = {}
     for name, layer in norm_layers(model).items():
         owned = {names[id(p)] for p in layer.parameters()}
-        if owned and owned <= set(roles.frozen):
+        if owned and owned <= set(frozen):
             kind: NormStats = "running"
         elif norm_stats is not None:
             kind = norm_stats
-        elif owned & set(roles.adapted) or not (owned or roles.shared):
+        elif owned & set(adapted) or not (owned or shared):
             kind = "support"
         else:
             kind = "running"

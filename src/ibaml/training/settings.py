@@ -128,11 +128,7 @@ class Settings:
         shown="newton for an implicit head, else descent",
     )  # fmt: skip
     steps: int | None = setting(
-        None,
-        "K, the adaptation steps.",
-        _METHOD,
-        least=0,
-        shown="newton 8, else 5",
+        None, "K, the adaptation steps.", _METHOD, least=0, shown="newton 8, else 5"
     )
     inner_lr: float | None = setting(
         None, "α, the step size of adaptation (not of newton).", _METHOD, above=0,
