@@ -123,6 +123,8 @@ def make(place: Place) -> ibaml.MetaLearner:
     if place.method == "ibaml":
         options |= {"cg_steps": place.cg_steps}
     learner: ibaml.MetaLearner = getattr(ibaml.methods, place.method)(net, **options)
+    with torch.no_grad():  # a learner checks its strategy once
+        learner(picture_tasks(1, torch.device(place.device), image_size=place.image_size, queries=1))
     return learner
 
 
@@ -152,8 +154,6 @@ def _measured_here(row: Row, timed: bool) -> Row:
         learner.zero_grad()
         learner(batch, torch.Generator().manual_seed(0)).backward()
 
-    with torch.no_grad():
-        learner(picture_tasks(1, device, image_size=place.image_size, queries=1))  # checks, once
     if device.type == "cuda":
         step()  # libraries try their kernels, in workspaces that are not the method's
     with Meter(device) as meter:
@@ -211,12 +211,13 @@ def worker(place: Place) -> None:
             (loss * len(batch) / place.tasks).backward()
             processes.add_up([p.grad for p in learner.parameters() if p.grad is not None])
 
-        for _ in range(_WARM if kind == "cuda" else 1):
-            step()
-        spent = statistics.median(clocked(step, device) for _ in range(place.repeats))
-        with Meter(device) as meter:
-            step()
+        if kind == "cuda":
+            step()  # libraries try their kernels, in workspaces that are not the method's
+        with Meter(device) as meter:  # before the clock: what is replayed asks for no memory
+            for _ in range(_WARM if kind == "cuda" else 1):
+                step()
             peak = meter.peak / 1e9
+        spent = statistics.median(clocked(step, device) for _ in range(place.repeats))
     if processes.first:
         speed = place.tasks / spent
         print(json.dumps({"tasks_per_s": speed, "peak_gb": peak, "strategy": learner.strategy}))

@@ -65,7 +65,7 @@ def test_a_failure_leaves_the_old_picture(tmp_path, monkeypatch):
     path.write_bytes(b"old")
 
     def fail(figure, where, **options):
-        where.write_bytes(b"half")
+        where.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(Figure, "savefig", fail)
@@ -73,6 +73,21 @@ def test_a_failure_leaves_the_old_picture(tmp_path, monkeypatch):
         DRAW["selective"](path)
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["picture.png"]
+
+
+def test_two_who_draw_one_picture_at_once_do_not_disturb_each_other(tmp_path, monkeypatch):
+    path, drawn, others = tmp_path / "picture.png", Figure.savefig, ["fits"]
+
+    def interrupted(figure, where, **options):
+        drawn(figure, where, **options)
+        if others:
+            DRAW[others.pop()](path)
+
+    monkeypatch.setattr(Figure, "savefig", interrupted)
+    DRAW["selective"](path)
+    DRAW["selective"](alone := tmp_path / "alone.png")
+    assert path.read_bytes() == alone.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["alone.png", "picture.png"]
 
 
 @pytest.mark.parametrize("name", ["picture", "picture.xyz"])

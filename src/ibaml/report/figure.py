@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ibaml.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,10 +35,7 @@ def save(figure: Figure, path: Path) -> Path:
     if path.suffix[1:].lower() not in kinds:
         raise ValueError(f"{path}: a picture's name ends in .{', .'.join(sorted(kinds))}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".partial{path.suffix}")
-    try:
-        figure.savefig(partial, dpi=130)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    drawn = BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=130)
+    write_whole(path, drawn.getvalue())
     return path
