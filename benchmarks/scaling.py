@@ -124,7 +124,7 @@ def make(place: Place) -> ibaml.MetaLearner:
         options |= {"cg_steps": place.cg_steps}
     learner: ibaml.MetaLearner = getattr(ibaml.methods, place.method)(net, **options)
     with torch.no_grad():  # a learner checks its strategy once
-        learner(picture_tasks(1, torch.device(place.device), image_size=place.image_size, queries=1))
+        learner(picture_tasks(1, place.device, image_size=place.image_size, queries=1))
     return learner
 
 

@@ -54,7 +54,7 @@ def played(monkeypatch):
 
 
 def step(learner, captures, batch, seed, choices=()):
-    return captures.step(learner, learner._step, choices, batch, seed, True)
+    return captures.step(learner, learner.meta_step, choices, batch, seed, True)
 
 
 def gradient(learner, loss):
@@ -74,7 +74,7 @@ def test_the_third_batch_of_a_kind_is_recorded_and_later_ones_replayed(played, m
         if found is None:
             continue
         roots = task_roots(i, batch.task_keys, None)
-        ordinary = learner._step(batch, roots)
+        ordinary = learner.meta_step(batch, roots)
         torch.testing.assert_close(found.loss, ordinary.loss)
         expected = gradient(learner, 3 * ordinary.loss)
         torch.testing.assert_close(gradient(learner, 3 * found.loss), expected)
@@ -165,7 +165,7 @@ def test_what_cannot_be_recorded_is_said_once_and_done_as_usual(monkeypatch):
     batch = class_batch((3,))
 
     def attempt(seed, insist=False):
-        return learner._captures.step(learner, learner._step, (), batch, seed, insist)
+        return learner._captures.step(learner, learner.meta_step, (), batch, seed, insist)
 
     assert [attempt(i) for i in range(2)] == [None, None]
     with pytest.warns(RuntimeWarning, match="launched one by one.*not permitted"):

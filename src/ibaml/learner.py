@@ -260,14 +260,14 @@ class MetaLearner(nn.Module):
         place of a solution that diverged, which leaves nothing to mask but data that is ill at the
         start already.
         """
-        step = self._step(batch, seed)
+        step = self.meta_step(batch, seed)
         left_out = step.left_out
         if not self._may_look(batch) or not bool(left_out.any()):
             return step
         if bool(left_out.all()):
             anchor = torch.stack([p.sum() for p in self.parameters()]).sum()
             return replace(step, loss=torch.where(left_out.any(), float("nan"), anchor), passes=[])
-        again = self._step(batch.select(~left_out), seed)
+        again = self.meta_step(batch.select(~left_out), seed)
         return replace(again, left_out=left_out, record=step.record, rebuilt=again.record)
 
     def _replayed(self, batch: TaskBatch, seed: int) -> MetaStep | None:
@@ -287,9 +287,9 @@ class MetaLearner(nn.Module):
             self.beta, self.diagnose, self.training, self._run,
         )  # fmt: skip
         insist = bool(self.capture)
-        return self._captures.step(self, self._step, choices, batch, seed, insist)
+        return self._captures.step(self, self.meta_step, choices, batch, seed, insist)
 
-    def _step(self, batch: TaskBatch, seed: int | Tensor) -> MetaStep:
+    def meta_step(self, batch: TaskBatch, seed: int | Tensor) -> MetaStep:
         """The meta-step without a look at values; ``seed`` may be the tasks' roots."""
         losses, record, passes = self._losses(batch, seed)
         left_out = ~losses.detach().isfinite()

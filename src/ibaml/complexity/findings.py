@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ibaml.complexity.result import Cost, Measured, Point
@@ -26,7 +26,6 @@ def findings(measured: Measured) -> list[Finding]:
         *_parity(measured),
         *_price_of_variance(measured),
         *_share_of_forward(measured),
-        *_gain_of_replay(measured),
     ]
 
 
@@ -115,38 +114,18 @@ def _at_fixed(measured: Measured, method: str, samples: int) -> Point | None:
 
 
 def _share_of_forward(measured: Measured) -> Iterator[Finding]:
-    def share(point: Point) -> str:
-        assert point.forward is not None
-        part = point.forward.ms / (point.forward.ms + _backward(point).ms)
-        return f"{100 * part:.0f} % at K = {point.arm.steps}"
-
-    yield from _by_curve(measured, "the forward's share of forward + backward, in time", share)
-
-
-def _gain_of_replay(measured: Measured) -> Iterator[Finding]:
-    """Where meta-steps were recorded: what a replay takes of forward + backward."""
-
-    def gain(point: Point) -> str:
-        if (
-            point.together is None
-            or point.forward is None
-            or not point.strategy.endswith(", captured")
-        ):
-            return ""
-        whole = point.forward.ms + _backward(point).ms
-        return f"× {point.together.ms / whole:.2f} at K = {point.arm.steps}"
-
-    yield from _by_curve(measured, "time of one replay over forward + backward", gain)
-
-
-def _by_curve(
-    measured: Measured, question: str, words: Callable[[Point], str]
-) -> Iterator[Finding]:
     """Of the first, the fixed and the last point over K of every curve."""
+    question = "the forward's share of forward + backward, in time"
     for curve in measured.curves():
         points = measured.along_steps(*curve)
         few = {0, len(points) - 1}
         few |= {i for i, p in enumerate(points) if p.arm.steps == measured.sweep.fixed_steps}
-        said = [words(points[i]) for i in sorted(few) if points]
-        if any(said):
-            yield Finding(question, label(*curve), ", ".join(s for s in said if s))
+        said = [_share(points[i]) for i in sorted(few) if points]
+        if said:
+            yield Finding(question, label(*curve), ", ".join(said))
+
+
+def _share(point: Point) -> str:
+    assert point.forward is not None
+    part = point.forward.ms / (point.forward.ms + _backward(point).ms)
+    return f"{100 * part:.0f} % at K = {point.arm.steps}"

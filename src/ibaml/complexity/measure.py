@@ -21,6 +21,7 @@ from ibaml import methods, nn
 from ibaml._version import __version__
 from ibaml.complexity.result import Cost, Measured, Point
 from ibaml.complexity.sweep import POINT_OF, Arm, Sweep
+from ibaml.energy import task_roots
 from ibaml.learner import MetaLearner
 from ibaml.tasks import TaskBatch
 from ibaml.training.faults import out_of_memory
@@ -71,17 +72,18 @@ def measure(sweep: Sweep, told: Told | None = None) -> Measured:
 
     First the memory of each, one run that is not timed; then the time of forward and backward,
     round after round over all arms in another order each time, so that what else the machine does
-    meets all of them; last, on CUDA, the meta-step as it is replayed. What does not fit is a point
-    without costs.
+    meets all of them. On CUDA times are those of replays, arm by arm: launched one by one, a pass
+    of many small kernels takes what its launches take. What does not fit is a point without costs.
     """
     device, batch = sweep.torch_device, _tasks_that_fit(sweep)
     benches = [_Bench(sweep, arm, batch) for arm in sweep.arms()]
     work: list[tuple[_Bench, Callable[[], None], str]] = [(b, b.weigh, "memory") for b in benches]
     order = random.Random(0)
-    for _ in range(sweep.repeats):
-        work += [(b, b.clock, "time") for b in order.sample(benches, len(benches))]
     if device.type == "cuda":
         work += [(b, b.replay, "replay") for b in benches]
+    else:
+        for _ in range(sweep.repeats):
+            work += [(b, b.clock, "time") for b in order.sample(benches, len(benches))]
     with _threads(sweep.threads), within_free_memory(device):
         for done, (bench, run, name) in enumerate(work):
             if told is not None:
@@ -104,9 +106,6 @@ def _tasks_that_fit(sweep: Sweep) -> TaskBatch:
         ) from error
 
 
-_CYCLES = 2e9  # a second of a GPU's clock, or a little more
-
-
 class _Bench:
     """One arm: its learner, and what was seen of it."""
 
@@ -115,7 +114,6 @@ class _Bench:
         self.device = sweep.torch_device
         self.learner: MetaLearner | None = None
         self.seconds: list[tuple[float, float]] = []
-        self._launches: dict[str, float] = {}  # seconds of a first pass
         self.bytes: dict[str, int] = {}
         self.replayed: list[float] = []
         self.found = Point(arm)
@@ -137,9 +135,7 @@ class _Bench:
             self.found = replace(self.found, problem=f"out of memory ({name})")
         if self.found.problem:
             self.learner = None
-            gc.collect()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            self._hand_back()
 
     def build(self, capture: bool | None) -> MetaLearner:
         arm, sweep = self.arm, self.sweep
@@ -185,41 +181,22 @@ class _Bench:
             self.found = replace(self.found, problem=f"{out} tasks diverged")
 
     def clock(self) -> None:
-        """One forward and one backward pass, timed."""
+        """One forward and one backward pass, launched one by one and timed apart."""
         learner = self.learner
         assert learner is not None
         learner.zero_grad()
-        found: list[Tensor] = []
-        forward = self._timed("forward", lambda: found.append(self.loss(learner)))
-        self.seconds.append((forward, self._timed("backward", found[0].backward)))
+        began = self._now()
+        loss = self.loss(learner)
+        between = self._now()
+        loss.backward()
+        self.seconds.append((between - began, self._now() - between))
         self.found = replace(self.found, strategy=learner.strategy)
 
-    def _timed(self, phase: str, work: Callable[[], None]) -> float:
-        """Seconds of the work; on a GPU those the GPU is busy with it.
-
-        There it sleeps until the host has launched everything: launches hide the work of a phase
-        by itself, and nobody pays for them who replays the whole step.
-        """
-        if self.device.type != "cuda":
-            began = self._now()
-            work()
-            return self._now() - began
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(self.device)
-        torch.cuda._sleep(int(_CYCLES * 1.5 * self._launches.get(phase, 0)))
-        began = time.perf_counter()
-        begin.record()
-        work()
-        end.record()
-        if phase not in self._launches:
-            end.synchronize()
-        self._launches.setdefault(phase, time.perf_counter() - began)
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3
-
     def replay(self) -> None:
-        """The whole meta-step as a training loop pays it: recorded, then replayed."""
-        self.learner = None  # a recording keeps the memory of its meta-step: one at a time
+        """The meta-step as a training loop on CUDA pays it: recorded, then replayed. The forward
+        pass alone is another recording, and the backward pass what the whole takes beyond it."""
+        forward = self._forward_alone()
+        eager, self.learner = self.learner, None  # one recording's memory at a time
         learner = self.build(capture=None)
         with Meter(self.device) as meter:
             for call in range(_WARM + self.sweep.repeats):
@@ -231,8 +208,43 @@ class _Bench:
             self.bytes["together"] = meter.peak
         self.found = replace(self.found, strategy=learner.strategy)
         del learner
+        self._hand_back()
+        if forward is None or not self.found.captured:
+            self.learner = eager
+            for _ in range(self.sweep.repeats):
+                self.clock()
+            return
+        self.seconds = [(f, b - f) for f, b in zip(forward, self.replayed, strict=True)]
+
+    def _forward_alone(self) -> list[float] | None:
+        """Seconds of a forward pass, its graph built and kept, replay by replay; None where it
+        cannot be recorded."""
+        learner = self.learner
+        assert learner is not None  # `weigh` came before, so that kernels are chosen
+        roots = task_roots(0, self.batch.task_keys, self.device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                kept = learner.meta_step(self.batch, roots)
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            return None
+        seconds = []
+        for call in range(1 + self.sweep.repeats):
+            began = self._now()
+            graph.replay()
+            if call:
+                seconds.append(self._now() - began)
+        del kept, graph
+        self._hand_back()
+        return seconds
+
+    def _hand_back(self) -> None:
+        """The memory of recordings and learners that are gone, to the device."""
         gc.collect()
-        torch.cuda.empty_cache()  # the recording's own pool
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _now(self) -> float:
         if self.device.type == "cuda":
