@@ -203,7 +203,10 @@ def check_kernels() -> None:
             g = torch.ones_like(ours)
             pairs = [(ours, plain_ones)]
             pairs.append(tuple(torch.autograd.grad(y, w, g)[0] for y in (ours, plain_ones)))
-            errors = [float((a - e).detach().double().norm() / e.detach().double().norm()) for a, e in pairs]
+            errors = [
+                float((a - e).detach().double().norm() / e.detach().double().norm())
+                for a, e in pairs
+            ]
             print(f"thin {dtype}: " + " ".join(f"{e:.0e}" for e in errors), flush=True)
 
 

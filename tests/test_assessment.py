@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -112,6 +112,18 @@ def test_samples_and_split_are_those_asked_for(runs):
     )
     assert not np.allclose(one.nll, many.nll, atol=1e-6)
     assert not np.allclose(many.nll, other.nll, atol=1e-3)
+
+
+def test_adaptation_may_take_other_steps_than_in_training(runs):
+    run = open_run(runs / "ours")
+    learner = load(runs / "ours")
+    own = learner.solver.steps
+    none, same, unsaid = (
+        assess(run, Protocol(tasks=4, queries=3, steps=steps)) for steps in (0, own, None)
+    )
+    assert np.array_equal(same.main.nll, unsaid.main.nll)
+    assert not np.allclose(none.main.nll, unsaid.main.nll, atol=1e-3)
+    assert none.learner.solver == replace(learner.solver, steps=0)
 
 
 # --- evaluate ------------------------------------------------------------------------------------

@@ -163,6 +163,9 @@ class TestTable1:
         assert (folder / "table1.csv").read_text() == (done / "table1.csv").read_text()
         more = runner.invoke(app, words("table1", folder, chosen(pictures, test_tasks=6)))
         assert "4 parts computed, 8 read" in more.output, more.output
+        longer = runner.invoke(app, words("table1", folder, chosen(pictures, test_steps=6)))
+        assert "3 parts computed, 9 read" in longer.output, longer.output  # not the head's
+        assert "K = 6 (but for the head)" in (folder / "README.md").read_text()
         other = runner.invoke(app, words("table1", folder, chosen(pictures, meta_lr=0.002)))
         assert "trained again" in str(other.exception)  # another setting is another run
 
@@ -351,6 +354,7 @@ def test_fig2_is_measured_once(tmp_path):
         (["table1", "arms=maml5,mamal"], "there is no 'mamal'"),
         (["table1", "arms=maml5,maml5"], "each once"),
         (["table1", "train_tasks=0"], "train_tasks must be 1 or more"),
+        (["table1", "test_steps=-1"], "test_steps must be 0 (as in training) or more"),
         (["table1", "train_tasks=many"], "train_tasks must be a whole number"),
         (["table1", "norm_stats=mean"], "norm_stats must be one of"),
         (["fig3", "which=worst"], "which must be one of best, last"),

@@ -53,6 +53,9 @@ class Protocol:
     shots: int | None = setting(None, "Other shots than the run's.", _TASKS, least=1)
     data: str | None = setting(None, "Another dataset than the run's.", _TASKS)
     root: str | None = setting(None, "Where that dataset's files lie.", _TASKS)
+    steps: int | None = setting(
+        None, "Other steps of adaptation than in training.", _HOW, least=0, shown="the run's"
+    )
     samples: int = setting(10, "Monte-Carlo samples of a prediction.", _HOW, least=1)
     norm_stats: str | None = setting(
         None, "Batch norm's statistics: running, support, or batch (transductive).", _HOW,
@@ -136,6 +139,8 @@ def assess(
     source = open_test(run, protocol, progress)
     device = pick_device(replace(run.settings, device=protocol.device))
     learner, step = load_run(run, protocol.which, device)
+    if protocol.steps is not None:
+        learner.solver = replace(cast(Any, learner.solver), steps=protocol.steps)
     return assess_learner(learner, source, protocol, step=step, beside=beside, told=told)
 
 

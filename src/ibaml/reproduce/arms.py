@@ -73,6 +73,7 @@ class Settings:
         meta_lr, inner_lr, samples, beta, init_log_var, cg_steps, lam: β_meta, α, S, β, ρ, L, λ of
             arms that adapt everything.
         validations: how often validation looks at ``val_tasks`` tasks during training.
+        test_steps: K in the test, of arms that adapt everything; 0: as in training.
         which: the weights that are tested, ``"best"`` by validation nll or ``"last"``.
         norm_stats: batch norm's statistics in the test: ``"batch"`` (the literature's, which is
             transductive), ``"support"``, ``"running"``, or ``"own"``, what `learner.adapt` takes.
@@ -106,6 +107,7 @@ class Settings:
     val_tasks: int = 100
     test_tasks: int = 1000
     test_samples: int = 10
+    test_steps: int = 0
     test_queries: int = 15
     norm_stats: str = "batch"
     which: str = "best"
@@ -124,6 +126,8 @@ class Settings:
                      "test_samples", "test_queries", "diagnosed", "threads"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.test_steps < 0:
+            raise ValueError(f"test_steps must be 0 (as in training) or more: {self.test_steps}")
         for name, choices in (
             ("norm_stats", (*NORM_STATS, OWN)), ("which", ("best", "last")),
         ):  # fmt: skip

@@ -66,6 +66,7 @@ def setup(settings: Settings, results: Sequence[Result]) -> list[str]:
         f"{_head(settings)}.",
         f"Length of training. {lengths}.",
         f"Tested: the {_WEIGHTS[settings.which]} weights"
+        + (f", K = {settings.test_steps} (but for the head)" if settings.test_steps else "")
         + (f", batch norm's statistics {protocol}." if protocol else "."),
         "Intervals are 95 %, over test tasks; differences are paired, task by task. One training "
         "of each arm: other seeds (--seed) say what training again would give.",
@@ -91,6 +92,8 @@ def deviations(settings: Settings, results: Sequence[Result]) -> list[str]:
         ours, theirs = getattr(settings, field), getattr(PAPER, field)
         if ours != theirs:
             found.append(f"{words} {ours:,}, not {theirs:,}")
+    if settings.test_steps:
+        found.append(f"K = {settings.test_steps} in the test")
     tasks = settings.train_tasks
     if "abml5" in settings.arms and tasks != PAPER.train_tasks:
         found.append(

@@ -83,18 +83,21 @@ class _Job:
         self.title = ARMS[name].title
         self.trained_on = self.settings.iterations * self.settings.tasks
         self.size = self.trained_on + study.test_tasks
+        self.test_steps = None if ARMS[name].head else study.test_steps or None
 
     def result(self, tell: Tell) -> Result:
         study = self.study
         tell(0, "training")
         training = self.parts({"part": "training", **self.key}, partial(self.train, tell))
-        how = {
+        how: dict[str, Any] = {
             "tasks": study.test_tasks,
             "queries": study.test_queries,
             "samples": study.test_samples,
             "norm_stats": study.norm_stats,
             "which": study.which,
         }
+        if self.test_steps is not None:
+            how["steps"] = self.test_steps
         tell(self.trained_on, "testing")
         tested = self.parts({"part": "test", **self.key, **how}, partial(self.test, tell))
         tell(self.size, "looking inside")
@@ -170,6 +173,7 @@ class _Job:
         protocol = Protocol(
             tasks=study.test_tasks,
             queries=study.test_queries,
+            steps=self.test_steps,
             samples=study.test_samples,
             norm_stats=None if study.norm_stats == OWN else study.norm_stats,
             which=study.which,
