@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ibaml.assessment import Protocol, assess, differences, open_test
+from ibaml.assessment import Protocol, assess, assess_learner, differences, open_test
 from ibaml.cli import app
 from ibaml.evaluation.predict import score_tasks
 from ibaml.training import load, open_run, resolve, train
@@ -114,7 +114,7 @@ def test_samples_and_split_are_those_asked_for(runs):
     assert not np.allclose(many.nll, other.nll, atol=1e-3)
 
 
-def test_adaptation_may_take_other_steps_than_in_training(runs):
+def test_adaptation_may_take_other_steps_than_in_training(runs, tmp_path):
     run = open_run(runs / "ours")
     learner = load(runs / "ours")
     own = learner.solver.steps
@@ -124,6 +124,18 @@ def test_adaptation_may_take_other_steps_than_in_training(runs):
     assert np.array_equal(same.main.nll, unsaid.main.nll)
     assert not np.allclose(none.main.nll, unsaid.main.nll, atol=1e-3)
     assert none.learner.solver == replace(learner.solver, steps=0)
+    shown = invoke("evaluate", runs / "ours", *FEW, "--steps", "2", "--out", tmp_path)
+    assert "2 steps of adaptation" in " ".join(shown.split())
+
+
+def test_a_learner_that_is_judged_by_other_steps_keeps_its_own(runs):
+    run, learner = open_run(runs / "ours"), load(runs / "ours")
+    protocol = Protocol(tasks=4, queries=3, steps=0)
+    before = learner.solver
+    found = assess_learner(learner, open_test(run, protocol), protocol)
+    assert np.array_equal(found.main.nll, assess(run, protocol).main.nll)
+    assert learner.solver == before
+    assert found.learner.solver.steps == 0
 
 
 # --- evaluate ------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ On an accelerator benchmarks/device_check.py compares real replays with ordinary
 
 import copy
 import warnings
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -27,29 +27,25 @@ class _Graph:
 def played(monkeypatch):
     """Recordings that work on a CPU."""
     kept = []
-    original = room._Captured.__init__
+    original = room.Recording.__init__
 
-    @contextmanager
-    def recorded(graph):
-        yield
-
-    def record(self, kind, learner, work, batch, seed):
-        original(self, kind, learner, work, batch, seed)
+    def record(self, learner, work, batch, roots, **options):
+        original(self, learner, work, batch, roots, **options)
         kept.append(self)
 
         def again():
-            step = work(self._batch, self._roots)  # what the replay was given, in place
+            step = work(batch, roots)  # what the replay was given, in place
             found = torch.autograd.grad(
                 step.loss, [p for p in learner.parameters() if p.requires_grad], allow_unused=True
             )
-            self._flat.copy_(torch.cat([g.reshape(-1) for g in found if g is not None]))
-            self._step.loss.copy_(step.loss.detach())
+            self.flat.copy_(torch.cat([g.reshape(-1) for g in found if g is not None]))
+            self.step.loss.copy_(step.loss.detach())
 
         self._graph.again = again
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
-    monkeypatch.setattr(torch.cuda, "graph", recorded)
-    monkeypatch.setattr(room._Captured, "__init__", record)
+    monkeypatch.setattr(room, "_recorded", lambda graph, device: nullcontext())
+    monkeypatch.setattr(room.Recording, "__init__", record)
     return kept
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,7 +18,6 @@ from typer.testing import CliRunner
 from ibaml.cli import app
 from ibaml.complexity import Arm, Cost, Measured, Point, Sweep, findings, measure, read
 from ibaml.complexity.findings import slope
-from ibaml.learner import MetaLearner
 from ibaml.report import draw_complexity
 from ibaml.report.complexity import spread
 from ibaml.training import memory
@@ -142,46 +140,42 @@ def test_out_of_memory_is_a_point_and_the_rest_goes_on(monkeypatch):
     assert "out of memory" in found.points[1].problem
 
 
-@pytest.mark.parametrize(
-    ("refused", "captured", "forward"), [(False, True, 2), (True, True, 5), (False, False, 5)]
-)
-def test_phases_on_a_device_are_those_of_replays_where_it_records(
-    refused, captured, forward, monkeypatch
-):
-    """A clock that is told: launched a forward pass takes 5 seconds and a backward pass none, the
-    replay of a forward pass alone 2."""
+@pytest.mark.parametrize("refused", [False, True])
+def test_phases_on_a_device_are_those_of_replays_where_it_records(refused, monkeypatch):
+    """A clock that is told: a forward pass takes 5 seconds launched and 2 replayed, with its
+    backward pass 7 replayed; launched, the backward pass takes none."""
     now = [0.0]
+    room = measure_room
+    launched = room._Bench.loss
 
-    class Graph:
+    class Recording:
+        def __init__(self, learner, work, batch, roots, *, backward: bool) -> None:
+            if refused:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            assert work(batch, roots).loss.isfinite()
+            self.takes = 7 if backward else 2
+
         def replay(self) -> None:
-            now[0] += 2
-
-    @contextmanager
-    def recording(graph: Graph):
-        if refused:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        yield
-
-    launched = measure_room._Bench.loss
+            now[0] += self.takes
 
     def loss(bench, learner):
         now[0] += 5
         return launched(bench, learner)
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", recording)
-    monkeypatch.setattr(measure_room._Bench, "loss", loss)
-    monkeypatch.setattr(measure_room._Bench, "_now", lambda bench: now[0])
-    strategy = "fold, captured" if captured else "fold"
-    monkeypatch.setattr(MetaLearner, "strategy", property(lambda learner: strategy))
+    monkeypatch.setattr(room, "Recording", Recording)
+    monkeypatch.setattr(room._Bench, "loss", loss)
+    monkeypatch.setattr(room._Bench, "_now", lambda bench: now[0])
     sweep = Sweep.of({**SMALL, "repeats": 2})
     arm = next(a for a in sweep.arms() if a.method == "ibaml")
-    bench = measure_room._Bench(sweep, arm, measure_room.picture_tasks(1, image_size=16))
+    bench = room._Bench(sweep, arm, room.picture_tasks(1, image_size=16))
     bench.weigh()
     bench.replay()
     point = bench.point()
-    assert (point.forward.ms, point.backward.ms) == (1000 * forward, 1000 * (5 - forward))
-    assert point.captured == captured
+    expected = (5000, 0) if refused else (2000, 5000)
+    assert (point.forward.ms, point.backward.ms) == expected
+    assert bench.replayed == [5, 5]  # the meta-step as a training loop pays it
+    assert point.strategy
+    assert point.problem == ""
 
 
 def test_an_allocation_beyond_free_memory_fails_and_does_not_kill():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -139,8 +140,6 @@ def assess(
     source = open_test(run, protocol, progress)
     device = pick_device(replace(run.settings, device=protocol.device))
     learner, step = load_run(run, protocol.which, device)
-    if protocol.steps is not None:
-        learner.solver = replace(cast(Any, learner.solver), steps=protocol.steps)
     return assess_learner(learner, source, protocol, step=step, beside=beside, told=told)
 
 
@@ -154,6 +153,9 @@ def assess_learner(
     told: Told | None = None,
 ) -> Assessment:
     """Any learner on the tasks of the protocol."""
+    if protocol.steps is not None:
+        learner = copy.copy(learner)  # the weights are shared
+        learner.solver = replace(cast(Any, learner.solver), steps=protocol.steps)
     scores, diverged = {}, {}
     for name, norm_stats in norm_protocols(learner, protocol.norm_stats, beside).items():
         report = (lambda done, name=name: told(name, done)) if told is not None else None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -91,40 +93,89 @@ class Captures:
 
 
 class _Captured:
+    """A recording for one kind of batch, with a batch of its own that others are copied into."""
+
     def __init__(
-        self,
-        kind: tuple[Any, ...],
-        learner: nn.Module,
-        work: Work,
-        batch: TaskBatch,
-        seed: int,
+        self, kind: tuple[Any, ...], learner: nn.Module, work: Work, batch: TaskBatch, seed: int
     ) -> None:
         self.kind = kind
         self._batch = batch.clone()
         self._roots = task_roots(seed, batch.task_keys, batch.support_x.device)
-        named = {n: p for n, p in learner.named_parameters() if p.requires_grad}
-        self._parameters = list(named.values())
-        # leaves of their own, so that nothing recorded belongs to a graph outside
-        leaves = {n: p.detach().requires_grad_() for n, p in named.items()}
-        swapped = {f"learner.{n}": leaf for n, leaf in leaves.items()}
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            step = functional_call(_Work(learner, work), swapped, (self._batch, self._roots))
-            if _reaches_outside(step.loss, list(leaves.values())):
-                raise RuntimeError("the loss depends on tensors that are not the learner's")
-            found = torch.autograd.grad(step.loss, list(leaves.values()), allow_unused=True)
-            self._flat = torch.cat([g.reshape(-1) for g in found if g is not None])
-        self._present = [g is not None for g in found]
-        self._step: MetaStep = each(Tensor.detach, step)
+        self._parameters = [p for p in learner.parameters() if p.requires_grad]
+        self._recording = Recording(learner, work, self._batch, self._roots)
 
     def replay(self, batch: TaskBatch, seed: int) -> MetaStep:
         pairs = zip(_tensors(self._batch), _tensors(batch), strict=True)
         for mine, theirs in pairs:
             mine.copy_(theirs, non_blocking=True)
         self._roots.copy_(task_roots(seed, batch.task_keys, self._roots.device))
+        found = self._recording
+        found.replay()
+        step: MetaStep = each(Tensor.clone, found.step)  # the next replay writes over these
+        return with_gradient(step, found.flat.clone(), found.present, self._parameters)
+
+
+class Recording:
+    """One meta-step as a CUDA graph.
+
+    Attributes:
+        step: what it found, written over by every replay.
+        flat: the gradients of the parameters that have one, in one vector, likewise.
+        present: which parameters these are.
+
+    Args:
+        backward: False records the loss alone.
+    """
+
+    def __init__(
+        self,
+        learner: nn.Module,
+        work: Work,
+        batch: TaskBatch,
+        roots: Tensor,
+        *,
+        backward: bool = True,
+    ) -> None:
+        named = {n: p for n, p in learner.named_parameters() if p.requires_grad}
+        # leaves of their own, so that nothing recorded belongs to a graph outside
+        leaves = {n: p.detach().requires_grad_() for n, p in named.items()}
+        swapped = {f"learner.{n}": leaf for n, leaf in leaves.items()}
+        found: tuple[Tensor | None, ...] = ()
+        self._graph = torch.cuda.CUDAGraph()
+        with _recorded(self._graph, roots.device):
+            step = functional_call(_Work(learner, work), swapped, (batch, roots))
+            if _reaches_outside(step.loss, list(leaves.values())):
+                raise RuntimeError("the loss depends on tensors that are not the learner's")
+            if backward:
+                found = torch.autograd.grad(step.loss, list(leaves.values()), allow_unused=True)
+            flat = [g.reshape(-1) for g in found if g is not None]
+            self.flat = torch.cat(flat) if flat else step.loss.new_zeros(0)
+        self.present = [g is not None for g in found]
+        self.step: MetaStep = each(Tensor.detach, step)
+
+    def replay(self) -> None:
+        """Do it again, on what the batch, the roots and the parameters hold now."""
         self._graph.replay()
-        step: MetaStep = each(Tensor.clone, self._step)  # the next replay writes over these
-        return with_gradient(step, self._flat.clone(), self._present, self._parameters)
+
+
+@contextmanager
+def _recorded(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+    """Record what is done inside, on a stream of the device it is done on (torch's own is of the
+    device that was current first); a failure leaves the stream as it was (in torch before 2.12 it
+    may not)."""
+    with torch.cuda.device(device):
+        before = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, stream=_side_stream(device)):
+                yield
+        except BaseException:
+            torch.cuda.set_stream(before)
+            raise
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class _Work(nn.Module):

@@ -96,7 +96,8 @@ def compare(
 
 
 def _tasks(protocol: Any) -> str:
-    return f"{protocol.tasks:,} {protocol.split} tasks"
+    steps = "" if protocol.steps is None else f", {protocol.steps} steps of adaptation"
+    return f"{protocol.tasks:,} {protocol.split} tasks{steps}"
 
 
 def _names(runs: list[Path]) -> dict[str, Path]:

@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from ibaml import methods, nn
 from ibaml._version import __version__
+from ibaml.capture import Recording
 from ibaml.complexity.result import Cost, Measured, Point
 from ibaml.complexity.sweep import POINT_OF, Arm, Sweep
 from ibaml.energy import task_roots
@@ -177,6 +178,7 @@ class _Bench:
             loss.backward()
             self.bytes["backward"] = meter.peak
         self.bytes["together"] = max(self.bytes["forward"], self.bytes["backward"])
+        self.found = replace(self.found, strategy=learner.strategy)
         if out := int(learner.diagnostics.left_out.sum()):
             self.found = replace(self.found, problem=f"{out} tasks diverged")
 
@@ -190,13 +192,14 @@ class _Bench:
         between = self._now()
         loss.backward()
         self.seconds.append((between - began, self._now() - between))
-        self.found = replace(self.found, strategy=learner.strategy)
 
     def replay(self) -> None:
-        """The meta-step as a training loop on CUDA pays it: recorded, then replayed. The forward
-        pass alone is another recording, and the backward pass what the whole takes beyond it."""
-        forward = self._forward_alone()
-        eager, self.learner = self.learner, None  # one recording's memory at a time
+        """On CUDA: the phases by replays, and the meta-step as a training loop pays it."""
+        self.seconds = self._phases()
+        if not self.seconds:  # not to be recorded
+            for _ in range(self.sweep.repeats):
+                self.clock()
+        self.learner = None
         learner = self.build(capture=None)
         with Meter(self.device) as meter:
             for call in range(_WARM + self.sweep.repeats):
@@ -209,42 +212,39 @@ class _Bench:
         self.found = replace(self.found, strategy=learner.strategy)
         del learner
         self._hand_back()
-        if forward is None or not self.found.captured:
-            self.learner = eager
-            for _ in range(self.sweep.repeats):
-                self.clock()
-            return
-        self.seconds = [(f, b - f) for f, b in zip(forward, self.replayed, strict=True)]
 
-    def _forward_alone(self) -> list[float] | None:
-        """Seconds of a forward pass, its graph built and kept, replay by replay; None where it
+    def _phases(self) -> list[tuple[float, float]]:
+        """Seconds of forward and backward, replay by replay: the forward pass alone is recorded,
+        then the whole, and the backward pass is what the whole takes beyond it. Empty where they
         cannot be recorded."""
         learner = self.learner
         assert learner is not None  # `weigh` came before, so that kernels are chosen
         roots = task_roots(0, self.batch.task_keys, self.device)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                kept = learner.meta_step(self.batch, roots)
-        except RuntimeError as error:
-            if out_of_memory(error):
-                raise
-            return None
-        seconds = []
-        for call in range(1 + self.sweep.repeats):
-            began = self._now()
-            graph.replay()
-            if call:
-                seconds.append(self._now() - began)
-        del kept, graph
-        self._hand_back()
-        return seconds
+        found: list[list[float]] = []
+        for backward in (False, True):  # one recording's memory at a time
+            try:
+                recording = Recording(
+                    learner, learner.meta_step, self.batch, roots, backward=backward
+                )
+            except RuntimeError:
+                self._hand_back()
+                return []
+            found.append([self._replayed(recording) for _ in range(1 + self.sweep.repeats)][1:])
+            del recording
+            self._hand_back()
+        return [(alone, whole - alone) for alone, whole in zip(*found, strict=True)]
+
+    def _replayed(self, recording: Recording) -> float:
+        began = self._now()
+        recording.replay()
+        return self._now() - began
 
     def _hand_back(self) -> None:
         """The memory of recordings and learners that are gone, to the device."""
         gc.collect()
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # torch before 2.12, after a recording that failed
+                torch.cuda.empty_cache()
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -292,6 +292,7 @@ def machine(device: torch.device) -> dict[str, str]:
             **facts,
             "device": torch.cuda.get_device_name(device),
             "tf32": "in convolutions" if tf32 else "off",
+            "times": "of replays, where the strategy is captured",
         }
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = str(torch.get_num_threads())

@@ -13,7 +13,7 @@ from typing import Any
 from ibaml.complexity.sweep import IMPLICIT_OF, NAMES, Arm, Sweep
 from ibaml.files import write_whole
 
-_FORMAT = "ibaml complexity 2"  # 1: on CUDA phases were launched one by one
+_FORMAT = "ibaml complexity 1"
 PHASES = ("forward", "backward", "together")
 
 
@@ -45,11 +45,6 @@ class Point:
     kept_mb: float | None = None
     strategy: str = ""
     problem: str = ""
-
-    @property
-    def captured(self) -> bool:
-        """Whether its meta-steps were recorded, and its times are those of replays."""
-        return self.strategy.endswith(", captured")
 
     def row(self) -> dict[str, Any]:
         """As one flat row."""

@@ -66,7 +66,11 @@ def setup(settings: Settings, results: Sequence[Result]) -> list[str]:
         f"{_head(settings)}.",
         f"Length of training. {lengths}.",
         f"Tested: the {_WEIGHTS[settings.which]} weights"
-        + (f", K = {settings.test_steps} (but for the head)" if settings.test_steps else "")
+        + (
+            f", K = {settings.test_steps} (but for the head; ‖∇E‖ below is at training's K)"
+            if settings.test_steps
+            else ""
+        )
         + (f", batch norm's statistics {protocol}." if protocol else "."),
         "Intervals are 95 %, over test tasks; differences are paired, task by task. One training "
         "of each arm: other seeds (--seed) say what training again would give.",
