@@ -165,7 +165,7 @@ class TestTable1:
         assert "4 parts computed, 8 read" in more.output, more.output
         longer = runner.invoke(app, words("table1", folder, chosen(pictures, test_steps=6)))
         assert "3 parts computed, 9 read" in longer.output, longer.output  # not the head's
-        assert "K = 6 (but for the head" in (folder / "README.md").read_text()
+        assert "with K = 6 (the head as in training)" in (folder / "README.md").read_text()
         other = runner.invoke(app, words("table1", folder, chosen(pictures, meta_lr=0.002)))
         assert "trained again" in str(other.exception)  # another setting is another run
 

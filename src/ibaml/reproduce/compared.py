@@ -50,6 +50,7 @@ def setup(settings: Settings, results: Sequence[Result]) -> list[str]:
     data = results[0].training["data"]
     shape = "×".join(map(str, data["example_shape"]))
     protocol = next((r.tested["protocol"] for r in results if r.scores is not None), "")
+    split = next((_SPLITS[r.inside["split"]] for r in results if r.inside), "validation")
     lengths = "; ".join(
         f"{r.title}: {r.training['iterations']:,} steps of {r.training['tasks a step']} tasks, "
         f"{r.training['seconds']:,.0f} s"
@@ -65,17 +66,28 @@ def setup(settings: Settings, results: Sequence[Result]) -> list[str]:
         f"iMAML's λ = {settings.lam:g}. Arms that adapt the head have `ibaml train`'s defaults"
         f"{_head(settings)}.",
         f"Length of training. {lengths}.",
-        f"Tested: the {_WEIGHTS[settings.which]} weights"
+        f"Tested: the {_WEIGHTS[settings.which]} weights, {_after(results)}"
         + (
-            f", K = {settings.test_steps} (but for the head; ‖∇E‖ below is at training's K)"
+            f", with K = {settings.test_steps} (the head as in training)"
             if settings.test_steps
             else ""
         )
-        + (f", batch norm's statistics {protocol}." if protocol else "."),
+        + (f"; batch norm's statistics {protocol}." if protocol else "."),
+        f"‖∇E‖, CG residuals and first-order ratios are of the last weights, with training's K, on "
+        f"{settings.diagnosed} tasks of {split}.",
         "Intervals are 95 %, over test tasks; differences are paired, task by task. One training "
         "of each arm: other seeds (--seed) say what training again would give.",
         f"Not the paper's protocol: {'; '.join(deviations(settings, results))}.",
     ]
+
+
+def _after(results: Sequence[Result]) -> str:
+    early = [
+        f"{r.title} ({r.tested['step']:,})"
+        for r in results
+        if r.scores is not None and r.tested["step"] != r.training["iterations"]
+    ]
+    return "of the last step" + (f" but for {', '.join(early)}" if early else "")
 
 
 def _head(settings: Settings) -> str:
@@ -84,6 +96,7 @@ def _head(settings: Settings) -> str:
     return f", but for {said}" if said else ""
 
 
+_SPLITS = {"val": "validation", "test": "the test"}
 _WEIGHTS = {"best": "best (by validation nll)", "last": "last"}
 
 
