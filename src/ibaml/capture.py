@@ -160,9 +160,9 @@ class Recording:
 
 @contextmanager
 def _recorded(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
-    """Record what is done inside, on a stream of the device it is done on (torch's own is of the
-    device that was current first); a failure leaves the stream as it was (in torch before 2.12 it
-    may not)."""
+    """Record what is done inside, on a stream of its device (torch's own belongs to the device that
+    was current first). A failure leaves the current stream as it was, which torch before 2.12 does
+    not see to."""
     with torch.cuda.device(device):
         before = torch.cuda.current_stream()
         try:
