@@ -196,7 +196,9 @@ class _Bench:
     def replay(self) -> None:
         """On CUDA: the phases by replays, and the meta-step as a training loop pays it."""
         self.seconds = self._phases()
-        if not self.seconds:  # not to be recorded
+        how = ""
+        if not self.seconds:
+            how = "; phases launched one by one"
             for _ in range(self.sweep.repeats):
                 self.clock()
         self.learner = None
@@ -209,7 +211,7 @@ class _Bench:
                 if call >= _WARM:
                     self.replayed.append(self._now() - began)
             self.bytes["together"] = meter.peak
-        self.found = replace(self.found, strategy=learner.strategy)
+        self.found = replace(self.found, strategy=learner.strategy + how)
         del learner
         self._hand_back()
 
@@ -292,7 +294,7 @@ def machine(device: torch.device) -> dict[str, str]:
             **facts,
             "device": torch.cuda.get_device_name(device),
             "tf32": "in convolutions" if tf32 else "off",
-            "times": "of replays, where the strategy is captured",
+            "times": "of replays, unless the strategy says launched",
         }
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = str(torch.get_num_threads())
