@@ -93,6 +93,21 @@ def test_two_losses_of_one_recording_do_not_share_their_gradients(played):
     assert not torch.allclose(alone[0], alone[1])
 
 
+@pytest.mark.parametrize("method", ["maml", "ibaml"])
+def test_a_loss_is_recorded_without_its_gradients_too(played, method):
+    learner = getattr(ibaml.methods, method)(mlp_model())
+    batch = class_batch((3,), seed=0)
+    roots = task_roots(0, batch.task_keys, None)
+    alone, whole = (
+        room.Recording(learner, learner.meta_step, batch, roots, backward=backward)
+        for backward in (False, True)
+    )
+    assert torch.equal(alone.step.loss, whole.step.loss)
+    assert not alone.step.loss.requires_grad
+    assert alone.flat.numel() == 0
+    assert torch.equal(whole.flat, gradient(learner, learner.meta_step(batch, roots).loss))
+
+
 def test_another_kind_is_another_recording(played):
     learner = ibaml.methods.maml(mlp_model())
     captures = Captures()

@@ -79,10 +79,10 @@ def measure(sweep: Sweep, told: Told | None = None) -> Measured:
     device, batch = sweep.torch_device, _tasks_that_fit(sweep)
     benches = [_Bench(sweep, arm, batch) for arm in sweep.arms()]
     work: list[tuple[_Bench, Callable[[], None], str]] = [(b, b.weigh, "memory") for b in benches]
-    order = random.Random(0)
     if device.type == "cuda":
         work += [(b, b.replay, "replay") for b in benches]
     else:
+        order = random.Random(0)
         for _ in range(sweep.repeats):
             work += [(b, b.clock, "time") for b in order.sample(benches, len(benches))]
     with _threads(sweep.threads), within_free_memory(device):
