@@ -98,7 +98,7 @@ def finite_difference_errors(learner: MetaLearner, batch: TaskBatch, step: float
     exact = gradients(learner, batch)
     solution = learner.diagnostics.record.solution
     assert solution is not None
-    learner.solver = StartingAt(converged(), solution.value)
+    learner = learner.replace(solver=StartingAt(converged(), solution.value))
     rng = torch.Generator().manual_seed(3)
     errors = {}
     for name, parameters in blocks(learner).items():

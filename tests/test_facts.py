@@ -147,8 +147,8 @@ def test_imaml_is_a_limit_of_ibaml():
         samples=2,
         noise="antithetic",
         gradient=Implicit(Curvature("energy", block="mean"), Dense()),
+        solver=MeanSolved(w),
     )
-    bayes.solver = MeanSolved(w)
     assert relative(gradients(bayes, batch)["m"], target) <= 1e-6
 
 

@@ -136,8 +136,9 @@ class TestTiedHead:
     def test_relabelling_the_classes_changes_nothing(self):
         """The prior is exchangeable over classes: the loss is that of the renamed task (with the
         noise's rows renamed alike, here by having none to speak of)."""
-        learner = ibaml.methods.ibaml(mlp_model(), adapt="head", tie_head=True, init_log_var=-25.0)
-        learner.beta = 1e-12
+        learner = ibaml.methods.ibaml(
+            mlp_model(), adapt="head", tie_head=True, init_log_var=-25.0, beta=1e-12
+        )
         batch = class_batch((3,))
         order = torch.tensor([2, 0, 1])
         renamed = ibaml.TaskBatch(
@@ -227,11 +228,14 @@ class TestLikelihoods:
         torch.manual_seed(0)
         likelihood = Gaussian(1.0, learn=True)
         learner = ibaml.methods.ibaml(
-            nn.Linear(4, 1).to(F64), likelihood=likelihood, init_log_var=-2.0, beta=0.1
+            nn.Linear(4, 1).to(F64),
+            likelihood=likelihood,
+            init_log_var=-2.0,
+            beta=0.1,
+            solver=ibaml.NewtonCG(5),
         )
         opt = torch.optim.Adam(learner.parameters(), lr=0.05)
         batch = regression_batch(tasks=4, support=20, query=20)
-        learner.solver = ibaml.NewtonCG(5)
         for _ in range(150):
             opt.zero_grad()
             learner(batch, generator()).backward()

@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ibaml.energy import task_roots
-from ibaml.metastep import MetaStep, each, with_gradient
+from ibaml.metastep import MetaStep, Reads, each, reaches_outside, sound, with_gradient
 from ibaml.solve import NewtonCG, Solver
 from ibaml.tasks import TaskBatch
 
@@ -144,14 +145,16 @@ class Recording:
         self._graph = torch.cuda.CUDAGraph()
         with _recorded(self._graph, roots.device):
             step = functional_call(_Work(learner, work), swapped, (batch, roots))
-            if _reaches_outside(step.loss, list(leaves.values())):
+            if reaches_outside(step.loss, list(leaves.values())):
                 raise RuntimeError("the loss depends on tensors that are not the learner's")
             if backward:
                 found = torch.autograd.grad(step.loss, list(leaves.values()), allow_unused=True)
+            found, well = sound(found, step.loss)
+            step.left_out.logical_or_(~well)
             flat = [g.reshape(-1) for g in found if g is not None]
             self.flat = torch.cat(flat) if flat else step.loss.new_zeros(0)
         self.present = [g is not None for g in found]
-        self.step: MetaStep = each(Tensor.detach, step)
+        self.step: MetaStep = each(Tensor.detach, replace(step, reads=Reads()))
 
     def replay(self) -> None:
         """Do it again, on what the batch, the roots and the parameters hold now."""
@@ -188,22 +191,6 @@ class _Work(nn.Module):
 
     def forward(self, batch: TaskBatch, roots: Tensor) -> MetaStep:
         return self._work(batch, roots)
-
-
-def _reaches_outside(loss: Tensor, leaves: list[Tensor]) -> bool:
-    """Whether a gradient would also go to other tensors (a likelihood may close over some)."""
-    known = {id(t) for t in leaves}
-    seen: set[Any] = set()
-    nodes = [loss.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable") and id(node.variable) not in known:
-            return True
-        nodes += [following for following, _ in node.next_functions]
-    return False
 
 
 def _tensors(batch: TaskBatch) -> tuple[Tensor, ...]:

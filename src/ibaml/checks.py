@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from ibaml.curvature import Curvature
 from ibaml.energy import NOISE_KINDS, Likelihood, TaskEnergy
 from ibaml.execution import Runner, Strategy, Unfoldable
 from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
@@ -110,40 +111,31 @@ def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head
                 )
 
 
-def settle(energy: TaskEnergy, start: Tensor, chosen: Runner, execution: Strategy) -> Runner:
+def settle(
+    energy: TaskEnergy, start: Tensor, chosen: Runner, execution: Strategy
+) -> tuple[Runner, str]:
     """The fastest way to run weight sets that is seen to give the loop's outputs: what was chosen,
-    or else less of it; what was asked for by name is refused where it does not."""
+    or else less of it; what was asked for by name is refused where it does not. With it a sentence
+    on what was set aside and why, empty where nothing was."""
     plain = chosen.plain()
     set_aside = ""
     for way in (chosen, replace(chosen, whole="loop", precision=None), plain):
         if way == plain and execution in ("auto", "loop"):
-            _say(set_aside, way)
-            return way
+            return way, set_aside
         reason = "its outputs or derivatives differ from the loop's"
         try:
             if agrees_with_loop(replace(energy, run=way), start):
-                _say(set_aside, way)
-                return way
-            set_aside = set_aside or f"{way.strategy}: {reason}"
+                return way, set_aside
         except Unfoldable as error:
             reason = f"there is no rule for {error}"
         except Exception as error:  # the loop ran, so it is the way's
-            reason = str(error).splitlines()[0]
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        set_aside = set_aside or f"{way.strategy}: {reason}"
         if execution != "auto":
             break
     raise ValueError(
         f'execution="{execution}" is not right for this model ({reason}): use execution="auto"'
     )
-
-
-def _say(set_aside: str, taken: Runner) -> None:
-    if set_aside:
-        warnings.warn(
-            f"{set_aside} for this model and these inputs, so the slower way is taken "
-            f'({taken.strategy}; execution="loop" takes the loop without a trial)',
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
 
 def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
@@ -189,27 +181,36 @@ def _rounding(
     energy: TaskEnergy, v: Tensor, outputs: Tensor, slopes: list[Tensor], scale: Tensor
 ) -> list[float]:
     """How far derivatives are from those in double precision; 0 where the model does not take it,
-    or is another function there (a forward may make tensors of its own)."""
+    or is another function there."""
     nothing = [0.0] * len(slopes)
-    tensors = [*energy.theta, *energy.constants.values()]
-    if any(t is not None and t.is_complex() for t in tensors):
+    double = in_double(energy)
+    if double is None:
         return nothing
-    floating = {
-        n: t for n, t in energy.constants.items() if t is not None and t.is_floating_point()
-    }
     try:
-        double = replace(
-            energy,
-            x=energy.x.double() if energy.x.is_floating_point() else energy.x,
-            noise=energy.noise.double(),
-            constants={**energy.constants, **{n: t.double() for n, t in floating.items()}},
-        ).bind(tuple(t.double() for t in energy.theta))
         same, exact = _seen(double, v.double())
     except Exception:
         return nothing
     if same.shape != outputs.shape or not bool(((same - outputs).abs() <= scale).all()):
         return nothing
     return [float((a - b).norm()) for a, b in zip(slopes, exact, strict=True)]
+
+
+def in_double(energy: TaskEnergy) -> TaskEnergy | None:
+    """The energy in double precision; None where there is none of it (complex weights)."""
+    tensors = [*energy.theta, *energy.constants.values()]
+    if any(t is not None and t.is_complex() for t in tensors):
+        return None
+    floating = {
+        n: t for n, t in energy.constants.items() if t is not None and t.is_floating_point()
+    }
+    return replace(
+        energy,
+        x=energy.x.double() if energy.x.is_floating_point() else energy.x,
+        y=energy.y.double() if energy.y.is_floating_point() else energy.y,
+        noise=energy.noise.double(),
+        constants={**energy.constants, **{n: t.double() for n, t in floating.items()}},
+        run=replace(energy.run, precision=None),
+    ).bind(tuple(t.double() for t in energy.theta))
 
 
 def _seen(energy: TaskEnergy, v: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -225,6 +226,128 @@ def _seen(energy: TaskEnergy, v: Tensor) -> tuple[Tensor, list[Tensor]]:
         found = torch.autograd.grad(outputs, wanted, wave.view_as(outputs), allow_unused=True)
     slopes = [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
     return outputs.detach(), [*(slopes[0][:, a:b] for _, a, b in energy.slots), *slopes[1:]]
+
+
+def check_second_derivatives(energy: TaskEnergy, v: Tensor, rule: GradientRule) -> str:
+    """What is wrong with the second derivatives that a gradient rule takes, empty where nothing is.
+
+    Autograd says nothing of an operation whose backward pass is not differentiable itself; a
+    difference quotient of first derivatives does. In double precision, so that the step can be too
+    short to meet a kink; a model that does not take it, or whose first derivatives are not those of
+    its outputs (a straight-through estimator), is not judged.
+    """
+    if not isinstance(rule, Implicit | Unrolled):
+        return ""
+    double = in_double(energy)
+    if double is None or not _is_smooth(double, v.double()):
+        return ""
+    gauss_newton = isinstance(rule, Implicit) and rule.curvature.kind == "ggn"
+    wave = torch.arange(v.shape[-1], device=v.device, dtype=torch.float64)
+    error = math.inf
+    for phase in (0.0, 1.0):  # by bad luck there is a kink at one point
+        at, u = v.double() + 0.1 * (wave + phase).sin(), (2 * wave + phase).cos()[None]
+        try:
+            error = min(error, _products_error(double, at, u, gauss_newton))
+        except RuntimeError as problem:
+            if "deriv" not in str(problem) and "differentia" not in str(problem):
+                return ""  # memory, say
+            raise ValueError(
+                f"{_no_second_derivative(energy)} ({str(problem).splitlines()[0]}). {_FIRST_ORDER}"
+            ) from problem
+        if error <= _SECOND:
+            return ""
+    return (
+        f"{_no_second_derivative(energy)}: products with the curvature are {100 * error:.0f} % off "
+        f"a difference quotient, and the meta-gradient is wrong with them. {_FIRST_ORDER}"
+    )
+
+
+_SECOND = 0.02  # relative error of a product beyond which it is no rounding
+_FIRST_ORDER = (
+    "Write its backward pass in differentiable operations (no once_differentiable, no detach), or "
+    "take a rule without second derivatives (methods.fomaml, methods.reptile, "
+    "gradient=FirstOrder())"
+)
+
+
+def _no_second_derivative(energy: TaskEnergy) -> str:
+    return (
+        f"an operation of {type(energy.model).__name__} (or of its likelihood) has no right second "
+        "derivative"
+    )
+
+
+def _products_error(energy: TaskEnergy, v: Tensor, u: Tensor, gauss_newton: bool) -> float:
+    """The largest relative error of a product with u, against its difference quotient."""
+    theta = energy.theta
+    step = 1e-9 * (1 + float(v.abs().mean())) / float(u.square().mean().sqrt())
+
+    def slopes(v: Tensor) -> list[Tensor]:
+        """The loss's first derivatives in v and in every tensor of θ."""
+        leaves = [t.detach().clone().requires_grad_() for t in (v, *theta)]
+        loss = energy.bind(tuple(leaves[1:])).loss(leaves[0]).sum()
+        return _or_zeros(torch.autograd.grad(loss, leaves, allow_unused=True), leaves)
+
+    with torch.enable_grad():
+        leaves = [t.detach().clone().requires_grad_() for t in (v, *theta)]
+        loss = energy.bind(tuple(leaves[1:])).loss(leaves[0]).sum()
+        (slope,) = torch.autograd.grad(loss, leaves[0], create_graph=True, allow_unused=True)
+        found: Sequence[Tensor | None] = [None] * len(leaves)
+        if slope is not None and slope.requires_grad:
+            found = torch.autograd.grad(slope, leaves, u.expand_as(slope), allow_unused=True)
+        products = _or_zeros(found, leaves)
+        pairs = zip(slopes(v + step * u), slopes(v - step * u), strict=True)
+        quotients = [(up - down) / (2 * step) for up, down in pairs]
+        if gauss_newton:  # its product with v is another one, the mixed ones are these
+            products[0] = Curvature("ggn").at(energy, v).product(u) - _prior_product(energy, v, u)
+            quotients[0] = _gauss_newton_quotient(energy, v, u, step)
+    most = max(float(q.norm()) for q in quotients)
+    return max(
+        float((p - q).norm()) / (float(q.norm()) + 1e-2 * most + 1e-12)
+        for p, q in zip(products, quotients, strict=True)
+    )
+
+
+def _is_smooth(energy: TaskEnergy, v: Tensor) -> bool:
+    """Whether the loss's first derivative is that of its values, to double precision."""
+    wave = torch.arange(v.shape[-1], device=v.device, dtype=v.dtype)
+    at, u = v + 0.1 * wave.sin(), (2 * wave).cos()
+    step = 1e-7 * (1 + float(v.abs().mean()))
+    try:
+        with torch.enable_grad():
+            leaf = at.detach().clone().requires_grad_()
+            (slope,) = torch.autograd.grad(energy.loss(leaf).sum(), leaf)
+        with torch.no_grad():
+            up, down = (float(energy.loss(at + sign * step * u).sum()) for sign in (1, -1))
+    except Exception:
+        return False
+    found, quotient = float((slope * u).sum()), (up - down) / (2 * step)
+    return abs(found - quotient) <= 1e-3 * (float(slope.norm() * u.norm()) / len(u) ** 0.5)
+
+
+def _prior_product(energy: TaskEnergy, v: Tensor, u: Tensor) -> Tensor:
+    precision = energy.precision(v)
+    return torch.zeros_like(u) if precision is None else precision * u
+
+
+def _gauss_newton_quotient(energy: TaskEnergy, v: Tensor, u: Tensor, step: float) -> Tensor:
+    """JᵀΛJu by a difference quotient of the outputs, and first derivatives in v alone."""
+    v = v.detach().clone().requires_grad_()
+    outputs = energy.outputs(v)
+    with torch.no_grad():
+        moved = (energy.outputs(v + step * u) - energy.outputs(v - step * u)) / (2 * step)
+    point = outputs.detach().requires_grad_()
+    loss = energy.output_loss(point).sum()
+    (slope,) = torch.autograd.grad(loss, point, create_graph=True)
+    (bent,) = torch.autograd.grad(slope, point, moved, allow_unused=True)
+    if bent is None or not outputs.requires_grad:
+        return torch.zeros_like(v)
+    (found,) = torch.autograd.grad(outputs, v, bent, allow_unused=True)
+    return torch.zeros_like(v) if found is None else found
+
+
+def _or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]
 
 
 @torch.no_grad()

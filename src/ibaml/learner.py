@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.capture import Captures, waits
-from ibaml.checks import check_model, check_options, check_tasks, settle
+from ibaml.checks import (
+    check_model,
+    check_options,
+    check_second_derivatives,
+    check_tasks,
+    settle,
+)
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import (
     Likelihood,
@@ -42,7 +49,7 @@ from ibaml.execution import (
     watch_moments,
 )
 from ibaml.gradient import GradientRule, Record, Reptile, Unrolled
-from ibaml.metastep import MetaStep
+from ibaml.metastep import MetaStep, Reads, Repair, guarded, reaches_outside
 from ibaml.objectives import Objective, QueryNll
 from ibaml.posterior import Posterior, Posteriors
 from ibaml.seeding import draw_seed
@@ -50,12 +57,25 @@ from ibaml.solve import Descent, Solution, Solver, resolve_rate
 from ibaml.tasks import TaskBatch
 from ibaml.weights import Belief, DiagonalGaussian, Layout, Selection, assign_roles
 
+# what may be chosen anew around the same weights (`MetaLearner.replace`), and what the weights
+# themselves depend on
+_REPLACEABLE = (
+    "solver", "gradient", "objective", "samples", "noise", "beta", "execution", "precision",
+    "capture", "diagnose",
+)  # fmt: skip
+_FIXED = (*_REPLACEABLE, "belief", "likelihood", "roles", "layout", "adapts_head")
+
 
 def _key(name: str) -> str:
     """A parameter's name as a key of an `nn.ParameterDict`, where a dot, or the name of one of its
     methods, may not stand."""
     key = name.replace(".", "/")
     return f"{key}/" if hasattr(nn.ParameterDict, key) else key
+
+
+def _wanted(batch: TaskBatch) -> bool:
+    """Whether somebody wants gradients of the tasks."""
+    return any(t.requires_grad for t in (batch.support_x, batch.query_x))
 
 
 class MetaLearner(nn.Module):
@@ -141,6 +161,9 @@ class MetaLearner(nn.Module):
         self.capture = capture
         self._run = choose(model, execution, self.roles.adapted, precision=precision)
         self._settled: dict[tuple[Any, ...], Runner] = {}  # by kind of tasks
+        self._examined: set[tuple[Any, ...]] = set()  # kinds whose second derivatives were checked
+        self._foreign: bool | None = None  # whether the loss reads tensors of somebody else's
+        self._warned: set[str] = set()
         self._diagnostics: Diagnostics | None = None
         self._statistics: Statistics | None = None  # being gathered
         self._captures = Captures()
@@ -198,6 +221,65 @@ class MetaLearner(nn.Module):
             if name not in hidden:
                 yield name, parameter
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and (name in self.__dict__ or name in self.__dict__.get("_modules", {})):
+            remedy = (
+                f"learner.replace({name}=…) gives a checked learner with another one that shares "
+                "the weights"
+                if name in _REPLACEABLE
+                else "the weights depend on it: make another learner"
+            )
+            raise AttributeError(
+                f"{name} is fixed when a learner is made, so that its choices fit together: "
+                f"{remedy}"
+            )
+        super().__setattr__(name, value)
+
+    def replace(self, **choices: Any) -> MetaLearner:
+        """A checked learner with other choices that shares this one's weights: training one trains
+        both.
+
+        >>> import ibaml
+        >>> learner = ibaml.methods.ibaml(ibaml.nn.mlp(1, 1))
+        >>> learner.replace(gradient=ibaml.FirstOrder(), samples=2).samples
+        2
+        """
+        if unknown := [name for name in choices if name not in _REPLACEABLE]:
+            raise TypeError(
+                f"{unknown[0]} cannot be replaced: only {', '.join(_REPLACEABLE)} can (the rest is "
+                "fixed with the weights: make another learner)"
+            )
+        now = {name: choices.get(name, getattr(self, name)) for name in _REPLACEABLE}
+        learned = isinstance(now["solver"], Descent) and now["solver"].learn_lr
+        if learned and not len(self.log_lr):
+            raise ValueError(
+                "solver: a learned step size is a weight of its own, and this learner has none: "
+                "make another learner with learn_lr=True"
+            )
+        # Reptile has no meta-loss, so one it was not given is not asked about
+        asked = "objective" in choices or not isinstance(now["gradient"], Reptile)
+        check_options(
+            self.belief,
+            now["solver"],
+            now["gradient"],
+            now["objective"] if asked else None,
+            self.likelihood,
+            now["samples"],
+            now["noise"],
+            now["beta"],
+            0.0,
+        )
+        check_model(self.model, self.roles, now["gradient"], bool(self.layout.rows))
+        if now["objective"] is None:
+            now["objective"] = QueryNll()
+        now["samples"] = now["samples"] if self.belief.stochastic else 1
+        run = choose(self.model, now["execution"], self.roles.adapted, precision=now["precision"])
+        made = copy.copy(self)
+        made.__dict__.update(
+            now, _run=run, _settled={}, _examined=set(), _foreign=None, _warned=set()
+        )
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
         # the record of the last call holds tensors of a graph; a copy starts without it
         return {**self.__dict__, "_diagnostics": None, "_captures": Captures()}
@@ -229,18 +311,18 @@ class MetaLearner(nn.Module):
         """
         if not isinstance(batch, TaskBatch):
             raise TypeError(f"a TaskBatch is needed, got {type(batch).__name__}")
-        with torch.inference_mode(False):
+        wanted = torch.is_grad_enabled()  # inference_mode(False) would switch it on
+        with torch.inference_mode(False), torch.set_grad_enabled(wanted):
             if batch.support_x.is_inference():
                 batch = batch.clone()
             return self._forward(batch, draw_seed(generator))
 
     def _forward(self, batch: TaskBatch, seed: int) -> Tensor:
-        self.model.eval()
-        self._check(batch.support_x, batch.support_y, batch.classes)
+        self.examine(batch)
         step = self._replayed(batch, seed)
         if step is None or (self._may_look(batch) and bool(step.left_out.any())):
             step = self._sound_step(batch, seed)
-        kept = replace(step, loss=step.loss.detach(), passes=[])
+        kept = replace(step, loss=step.loss.detach(), passes=[], reads=Reads())
         self._diagnostics = Diagnostics(kept, self.belief.blocks, batch.task_keys)
         if step.passes and self._statistics is not None:
             self._statistics.add(step.passes)
@@ -248,6 +330,29 @@ class MetaLearner(nn.Module):
             with self.one_meta_step() as statistics:
                 statistics.add(step.passes)
         return step.loss
+
+    def examine(self, batch: TaskBatch) -> None:
+        """Check the tasks and the model on them, once for every kind of tasks: shapes and labels,
+        how weight sets run through the network, and, where gradients are wanted, the second
+        derivatives that the gradient rule takes. What is wrong is refused or said."""
+        self.model.eval()
+        kind = self._check(batch.support_x, batch.support_y, batch.classes)
+        if not torch.is_grad_enabled() or kind in self._examined:
+            return
+        self._examined.add(kind)
+        layout = self.layout.for_classes(batch.classes or 0)
+        noise = self._draw(0, (0,), layout.size, Stream.ADAPT, 1)
+        with torch.no_grad():
+            energy = detached(self.energy(batch.support_x[:1], batch.support_y[:1], noise, layout))
+            start = self.belief.start(energy.meta.prior, 1)
+        if wrong := check_second_derivatives(energy, start, self.gradient):
+            self._warn(wrong)
+
+    def _warn(self, sentence: str) -> None:
+        """Say something once."""
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            warnings.warn(sentence, RuntimeWarning, stacklevel=4)
 
     def _may_look(self, batch: TaskBatch) -> bool:
         return isinstance(self.gradient, Unrolled) or batch.support_x.device.type == "cpu"
@@ -263,19 +368,49 @@ class MetaLearner(nn.Module):
         step = self.meta_step(batch, seed)
         left_out = step.left_out
         if not self._may_look(batch) or not bool(left_out.any()):
-            return step
+            return self._with_sound_gradient(step, batch, seed, torch.arange(len(batch)))
         if bool(left_out.all()):
             anchor = torch.stack([p.sum() for p in self.parameters()]).sum()
             return replace(step, loss=torch.where(left_out.any(), float("nan"), anchor), passes=[])
-        again = self.meta_step(batch.select(~left_out), seed)
-        return replace(again, left_out=left_out, record=step.record, rebuilt=again.record)
+        kept = ~left_out
+        again = self.meta_step(batch.select(kept), seed)
+        again = replace(
+            again, left_out=left_out, record=step.record, rebuilt=(again.record, kept.clone())
+        )
+        where = kept.nonzero()[:, 0].cpu()
+        return self._with_sound_gradient(again, batch.select(kept), seed, where)
+
+    def _with_sound_gradient(
+        self, step: MetaStep, batch: TaskBatch, seed: int, where: Tensor
+    ) -> MetaStep:
+        """The step, whose tasks stand at ``where`` among all: one whose loss is finite and whose
+        gradient is not is left out as well, when ``backward()`` finds it."""
+        if not step.loss.requires_grad or torch._C._are_functorch_transforms_active():
+            return step
+        if _wanted(batch):
+            return step
+        if self._foreign is None:
+            self._foreign = reaches_outside(step.loss, list(self.parameters()))
+        if self._foreign:
+            return step
+        if not self._may_look(batch):
+            return guarded(step, None)
+
+        def without(ill: Tensor) -> MetaStep | None:
+            step.left_out[where[ill].to(step.left_out.device)] = True
+            return None if bool(ill.all()) else self.meta_step(batch.select(~ill), seed)
+
+        def alone(task: int) -> MetaStep:
+            return self.meta_step(batch.select([task]), seed)
+
+        return guarded(step, Repair(len(batch), alone, without))
 
     def _replayed(self, batch: TaskBatch, seed: int) -> MetaStep | None:
         """The meta-step by replay, where it was (or can be) recorded."""
         if self.capture is False or not torch.is_grad_enabled():
             return None
-        if any(t.requires_grad for t in (batch.support_x, batch.query_x)):
-            return None  # somebody wants gradients of the tasks
+        if _wanted(batch):
+            return None
         if self.capture is None and waits(self.solver) and self._run.head is None:
             return None
         if not batch.support_x.is_cuda:
@@ -291,14 +426,14 @@ class MetaLearner(nn.Module):
 
     def meta_step(self, batch: TaskBatch, seed: int | Tensor) -> MetaStep:
         """The meta-step without a look at values; ``seed`` may be the tasks' roots."""
-        losses, record, passes = self._losses(batch, seed)
+        losses, record, passes, reads = self._losses(batch, seed)
         left_out = ~losses.detach().isfinite()
         if record.solution is not None:
             left_out = left_out | record.solution.diverged
         total = torch.where(left_out, torch.zeros_like(losses), losses).sum()
         count = (~left_out).sum()
         loss = torch.where(count > 0, total / count.clamp(min=1), float("nan"))
-        return MetaStep(loss, left_out, record, passes)
+        return MetaStep(loss, left_out, record, passes, reads=reads)
 
     @contextmanager
     def one_meta_step(self) -> Iterator[Statistics]:
@@ -323,21 +458,28 @@ class MetaLearner(nn.Module):
             noise = self._draw(seed, batch.task_keys, layout.size, Stream.META, samples)
         return support, replace(support, x=batch.query_x, y=batch.query_y, noise=noise)
 
-    def _losses(self, batch: TaskBatch, seed: int | Tensor) -> tuple[Tensor, Record, list[Moments]]:
-        """The meta-loss of every task, what happened, and what the batch-norm layers saw."""
+    def _losses(
+        self, batch: TaskBatch, seed: int | Tensor
+    ) -> tuple[Tensor, Record, list[Moments], Reads]:
+        """The meta-loss of every task, what happened, what the batch-norm layers saw, and which
+        tensors all gradients go through."""
         support, query = self.problem(batch, seed)
+        rate = self._rate(support.layout)
+        reads = Reads.of((*support.theta, *(() if rate is None else (rate,))))
+        theta = reads.inner if rate is None else reads.inner[:-1]
+        rate = None if rate is None else reads.inner[-1]
+        support, query = support.bind(theta), query.bind(theta)
         start = self.belief.start(support.meta.prior, len(batch))
         record = Record()
-        rate = self._rate(support.layout)
         v = self.gradient(support, start, self.solver, record, rate=rate, examine=self.diagnose)
         watched = self.model if self.training else nn.Module()
         with watch_moments(watched) as passes:
             if not isinstance(self.gradient, Reptile):
-                return self.objective(v, support, query), record, passes
+                return self.objective(v, support, query), record, passes, reads
             if norm_layers(watched):
                 with torch.no_grad():
                     support.outputs(v)  # Reptile has no query pass: its statistics are these
-            return (start - v).square().sum(-1) / 2, record, passes
+            return (start - v).square().sum(-1) / 2, record, passes, reads
 
     def _support(
         self,
@@ -426,6 +568,13 @@ class MetaLearner(nn.Module):
         for name, t in (("x", x), ("y", y)):
             if t.is_floating_point() and not bool(t.isfinite().all()):
                 raise ValueError(f"{name} holds a NaN or an infinity")
+        if 0 in x.shape[1:]:
+            raise ValueError(f"x has shape {tuple(x.shape)}: an example holds no number")
+        if self.likelihood.takes_labels(y) and y.dim() == 2 and y.shape[1] == 1:
+            raise ValueError(
+                f"y has shape {tuple(y.shape)}; labels are one number per example, (N,): "
+                "use y.squeeze(1)"
+            )
         seed = 0 if generator is None else draw_seed(generator)
         task = self._adapt(x[None], y[None], seed, (0,), classes, norm_stats)
         if task.solution is not None and bool(task.solution.diverged.any()):
@@ -540,9 +689,9 @@ class MetaLearner(nn.Module):
         classes: int | None,
         layout: Layout | None = None,
         plan: Mapping[str, NormStats] | None = None,
-    ) -> None:
+    ) -> tuple[Any, ...]:
         """Check tasks once for every kind of them, on the first of the batch, and choose how weight
-        sets run through the network."""
+        sets run through the network. Returns the kind."""
         like = self._reference()
         tensors = [(t.shape[1:], t.dtype, t.device) for t in (x, y)]
         kind = (like.dtype, like.device, *tensors, classes, str(plan))
@@ -555,6 +704,7 @@ class MetaLearner(nn.Module):
             check_tasks(energy, start, classes, self.solver, self.adapts_head)
             self._settled[kind] = self._run
         self._run = self._settled[kind]
+        return kind
 
     def _settle(
         self, x: Tensor, y: Tensor, layout: Layout, plan: Mapping[str, NormStats] | None
@@ -567,7 +717,14 @@ class MetaLearner(nn.Module):
         two = torch.cat([x[:1], x[-1:]]), torch.cat([y[:1], y[-1:]])
         noise = self._draw(0, (0, 1), layout.size, Stream.ADAPT, 2)
         energy = self.energy(*two, noise, layout, plan)
-        return settle(energy, self.belief.start(energy.meta.prior, 2), chosen, self.execution)
+        start = self.belief.start(energy.meta.prior, 2)
+        taken, set_aside = settle(energy, start, chosen, self.execution)
+        if set_aside:
+            self._warn(
+                f"{set_aside} for this model and these inputs, so the slower way is taken "
+                f'({taken.strategy}; execution="loop" takes the loop without a trial)'
+            )
+        return taken
 
     def extra_repr(self) -> str:
         counts = ", ".join(

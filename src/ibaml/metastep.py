@@ -1,13 +1,14 @@
 """What a meta-step gives: a loss, its gradient where that is known already, and what happened.
 
-A loss whose gradient is known is an ordinary scalar: ``backward()`` hands the gradient out.
+A loss whose gradient is known, or looked at on the way, is an ordinary scalar: ``backward()`` hands
+the gradient out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,19 @@ from ibaml.linalg import LinearSolution, Reason
 
 
 @dataclass(frozen=True)
+class Reads:
+    """The learner's tensors that a meta-loss depends on: as they are, and as the graph reads them,
+    so that the gradient of a whole meta-step can be looked at before anybody receives it."""
+
+    outer: tuple[Tensor, ...] = ()
+    inner: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Reads:
+        return cls(tuple(tensors), tuple(t.view_as(t) for t in tensors))
+
+
+@dataclass(frozen=True)
 class MetaStep:
     """The mean meta-loss of the tasks that took part, and what happened."""
 
@@ -26,17 +40,21 @@ class MetaStep:
     left_out: Tensor
     record: Record
     passes: list[Moments]
-    rebuilt: Record | None = None  # of a second pass, made without the tasks left out
+    rebuilt: tuple[Record, Tensor] | None = None  # of a second pass, and which tasks took part
+    reads: Reads = field(default_factory=Reads)
 
     @property
     def linear(self) -> LinearSolution | None:
         """The linear solve of every task, once there was one; one left out has solved nothing."""
-        if self.rebuilt is None or self.rebuilt.linear is None:
-            return None if self.rebuilt is not None else self.record.linear
-        found = self.rebuilt.linear
+        if self.rebuilt is None:
+            return self.record.linear
+        record, kept = self.rebuilt
+        found = record.linear
+        if found is None:
+            return None
         whole = _unsolved(found, len(self.left_out))
         for f in fields(found):
-            getattr(whole, f.name)[~self.left_out] = getattr(found, f.name)
+            getattr(whole, f.name)[kept] = getattr(found, f.name)
         return whole
 
 
@@ -76,6 +94,76 @@ class _Known(torch.autograd.Function):
         return None, None, None, *found
 
 
+@dataclass(frozen=True)
+class Repair:
+    """How a meta-step whose gradient is not finite is done again.
+
+    Attributes:
+        tasks: how many there are.
+        alone: the meta-step of one task.
+        without: that of the others, once it is known which tasks are ill, (tasks,); None where
+            none is left.
+    """
+
+    tasks: int
+    alone: Callable[[int], MetaStep]
+    without: Callable[[Tensor], MetaStep | None]
+
+
+def guarded(step: MetaStep, repair: Repair | None) -> MetaStep:
+    """The step with a loss that looks at its gradient when ``backward()`` asks for it: tasks whose
+    part is not finite are left out. Where nobody may look (a device would have to be waited for)
+    such a gradient is zero, and all tasks count as left out."""
+    return replace(step, loss=_Guarded.apply(step, repair, *step.reads.outer))
+
+
+class _Guarded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, step: MetaStep, repair: Repair | None, *outer: Tensor) -> Tensor:
+        ctx.step, ctx.repair = step, repair
+        return step.loss.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        step, repair = ctx.step, ctx.repair
+        wanted = [i for i, need in enumerate(ctx.needs_input_grad[2:]) if need]
+        twice = torch.is_grad_enabled()
+        keep = twice or torch._C._autograd._get_current_graph_task_keep_graph()
+
+        def gradient(of: MetaStep, keep: bool = False) -> tuple[Tensor | None, ...]:
+            inner = [of.reads.inner[i] for i in wanted]
+            return torch.autograd.grad(
+                of.loss, inner, upstream, retain_graph=keep, create_graph=twice, allow_unused=True
+            )
+
+        found = gradient(step, keep)
+        if repair is None:
+            found, well = sound(found, step.loss)
+            step.left_out.logical_or_(~well)
+        elif not _finite(found) and bool(upstream.isfinite()):
+            with torch.enable_grad():
+                ill = [not _finite(gradient(repair.alone(t))) for t in range(repair.tasks)]
+                again = repair.without(torch.tensor(ill))
+            if again is not None:
+                found = gradient(again)
+            else:
+                found = tuple(None if g is None else torch.zeros_like(g) for g in found)
+        given = dict(zip(wanted, found, strict=True))
+        return None, None, *(given.get(i) for i in range(len(step.reads.outer)))
+
+
+def _finite(found: Sequence[Tensor | None]) -> bool:
+    return all(bool(g.isfinite().all()) for g in found if g is not None)
+
+
+def sound(found: Sequence[Tensor | None], like: Tensor) -> tuple[tuple[Tensor | None, ...], Tensor]:
+    """The gradients, or zeros in their place where one of them is not finite; and which it was,
+    without waiting."""
+    there = [g for g in found if g is not None]
+    well = torch.stack([g.isfinite().all() for g in there] or [like.isfinite()]).all()
+    return tuple(None if g is None else torch.where(well, g, 0.0) for g in found), well
+
+
 def _unsolved(like: LinearSolution, tasks: int) -> LinearSolution:
     return LinearSolution(
         value=like.value.new_zeros(tasks, like.value.shape[-1]),
@@ -96,3 +184,19 @@ def each(change: Callable[[Tensor], Tensor], found: Any) -> Any:
     if isinstance(found, list | tuple):
         return type(found)(each(change, value) for value in found)
     return found
+
+
+def reaches_outside(loss: Tensor, leaves: list[Tensor]) -> bool:
+    """Whether a gradient would also go to other tensors (a likelihood may close over some)."""
+    known = {id(t) for t in leaves}
+    seen: set[Any] = set()
+    nodes = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            return True
+        nodes += [following for following, _ in node.next_functions]
+    return False

@@ -16,6 +16,7 @@ their place; ``gradient``, ``objective`` and ``likelihood`` objects; and what `M
 
 from __future__ import annotations
 
+import math
 from difflib import get_close_matches
 from typing import Any
 
@@ -97,8 +98,8 @@ def imaml(
         cg_steps: L (default 5).
         curvature: ``"energy"`` (default, exact) or ``"ggn"``.
     """
-    if lam < 0:
-        raise ValueError(f"lam must be 0 or more, got {lam}")
+    if not 0 <= lam < math.inf:
+        raise ValueError(f"lam must be a finite number, 0 or more; got {lam}")
     return MetaLearner(
         model,
         Point(lam=lam),

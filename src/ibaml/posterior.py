@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,15 @@ class Posteriors:
         self._watched = tuple((t, t._version) for t in watched)
         self.norm_stats = dict(norm_stats)
         self.solution = solution
+
+    def __getstate__(self) -> dict[str, Any]:
+        watched = tuple((t, t._version == version) for t, version in self._watched)
+        return {**self.__dict__, "_watched": watched}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # a copy watches its own tensors, whose versions begin anew; what was stale stays so
+        watched = tuple((t, t._version if fresh else -1) for t, fresh in state["_watched"])
+        self.__dict__.update(state, _watched=watched)
 
     def __len__(self) -> int:
         return len(self._v)

@@ -50,11 +50,8 @@ def look_inside(learner: MetaLearner, source: TaskSource, tasks: int) -> dict[st
 
 
 def _like(learner: MetaLearner, **changes: Any) -> MetaLearner:
-    made = copy.deepcopy(learner)
-    made.capture = False  # a few calls are not worth a recording
-    for name, value in changes.items():
-        setattr(made, name, value)
-    return made
+    # a few calls are not worth a recording
+    return copy.deepcopy(learner).replace(capture=False, **changes)
 
 
 def _gradients(
