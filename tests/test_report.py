@@ -20,7 +20,8 @@ from ibaml.report import (
     draw_reliability,
     draw_selective,
 )
-from test_scores import classes, regression
+from ibaml.report.calibration import reliability_figure
+from test_scores import by_hand, classes, regression
 
 RED, GREEN = (0xC0, 0x39, 0x2B), (0x2E, 0x8B, 0x57)
 
@@ -120,6 +121,32 @@ class TestEpisode:
             draw_episode(*episode(), tmp_path / "e.png", "h", probabilities=torch.rand(shape))
 
 
+class TestReliability:
+    """Eight answers of confidence 0.5: six right, or two."""
+
+    def figure(self, right: int) -> Figure:
+        return reliability_figure({"A": by_hand([0.5] * 8, np.arange(8) < right)}, "h")
+
+    def test_the_solid_bar_is_the_accuracy_and_the_gap_to_the_confidence_is_hatched(self):
+        for right in (6, 2):
+            patches = self.figure(right).axes[0].patches
+            solid = [p.get_height() for p in patches if not p.get_hatch()]
+            assert solid == pytest.approx([right / 8 if b == 7 else 0 for b in range(16)])
+            hatched = [p.get_bbox() for p in patches if p.get_hatch()]
+            (gap,) = (box for box in hatched if box.height > 0)
+            assert (gap.y0, gap.y1) == pytest.approx(sorted((0.5, right / 8)))
+
+    def test_the_legend_says_which_gap_is_which(self):
+        for right, said in ((6, "underconfident"), (2, "overconfident")):
+            handles, labels = self.figure(right).axes[0].get_legend_handles_labels()
+            shown = [
+                label
+                for handle, label in zip(handles, labels, strict=True)
+                if any(p.get_hatch() and p.get_bbox().height > 0 for p in handle.get_children())
+            ]
+            assert shown == [f"gap: {said}"]
+
+
 @pytest.mark.parametrize("draw", [draw_reliability, draw_selective])
 def test_scores_that_are_no_classification_are_named(draw, tmp_path):
     with pytest.raises(ValueError, match="'B' are RegressionScores"):
@@ -141,3 +168,9 @@ class TestComparison:
             draw_comparison({"A": {"ece": one, "nll": one}, "B": {"ece": one}}, tmp_path, "h")
         with pytest.raises(ValueError, match="nothing to draw"):
             draw_comparison({}, tmp_path / "c.png", "h")
+
+    def test_the_error_may_be_of_a_target_with_any_name(self, tmp_path):
+        summaries = {"A": regression().summary()}
+        named = draw_comparison(summaries, tmp_path / "n.png", "h", "price $")
+        plain = draw_comparison(summaries, tmp_path / "p.png", "h")
+        assert named.read_bytes() != plain.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,6 +191,59 @@ class TestRegressionScores:
             RegressionScores((4, 5), ones, ones, ones, np.ones((2, 3)))
         with pytest.raises(ValueError, match="no tasks"):
             RegressionScores((), *(np.ones(0) for _ in range(4)))
+
+
+class TestGroups:
+    """Tasks drawn more than once from the same few."""
+
+    @pytest.mark.parametrize("scores", [classes(), regression()], ids=["classes", "regression"])
+    def test_every_interval_is_over_groups(self, scores):
+        """Each task ten times over says no more than each task once."""
+        tasks = len(scores.keys)
+        groups = tuple(f"g{t}" for t in range(tasks))
+        copies = [
+            replace(scores, keys=tuple(tasks * i + k for k in scores.keys), groups=groups)
+            for i in range(10)
+        ]
+        once, often = copies[0].summary(), type(scores).join(copies).summary()
+        alone = type(scores).join([replace(c, groups=None) for c in copies]).summary()
+        for name, found in often.items():
+            assert found.value == pytest.approx(once[name].value)
+            assert (found.low, found.high) == pytest.approx((once[name].low, once[name].high))
+            if name != "mce":  # a maximum's interval does not shrink as a mean's does
+                assert found.high - found.low > 2 * (alone[name].high - alone[name].low)
+
+    def test_groups_go_with_their_keys(self):
+        scores = RegressionScores((7, 3), *np.ones((4, 2)), groups=("late", "early"))
+        assert (scores.keys, scores.groups) == ((3, 7), ("early", "late"))
+        joined = RegressionScores.join([scores, replace(scores, keys=(5, 1))])
+        assert joined.groups == ("late", "early", "early", "late")
+        assert joined.keys == (1, 3, 5, 7)
+        assert joined.distinct == 2
+        assert [row["task"] for row in joined.rows()] == list(joined.groups)
+
+    def test_differences_are_over_groups_too(self):
+        a, b = (regression(seed, tasks=40) for seed in (0, 1))
+        groups = tuple(str(t % 4) for t in range(40))
+        shift = np.array([0.0, 0.0, 0.0, 8.0])[np.arange(40) % 4]  # it is one group that differs
+        b = replace(b, nll=a.nll + shift, mse=a.mse + shift)
+        alone = paired(a, b)
+        found = paired(*(replace(scores, groups=groups) for scores in (a, b)))
+        for name in ("nll", "rmse"):
+            assert found[name].value == pytest.approx(alone[name].value)
+            assert alone[name].low > 0 > found[name].low
+
+    def test_groups_that_do_not_fit_are_named(self):
+        one = regression(tasks=2)
+        with pytest.raises(ValueError, match="groups is of 1 tasks and keys of 2"):
+            replace(one, groups=("a",))
+        grouped = replace(one, groups=("a", "b"))
+        with pytest.raises(ValueError, match="some parts have them"):
+            RegressionScores.join([grouped, replace(one, keys=(8, 9))])
+        with pytest.raises(ValueError, match="task 1 is of group 'b' in a and 'c' in b"):
+            paired(grouped, replace(one, groups=("a", "c")))
+        with pytest.raises(ValueError, match="task 0 is of group 'a' in a and None in b"):
+            paired(grouped, one)
 
 
 class TestPaired:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import json
@@ -28,10 +27,20 @@ from ibaml.report import (
     draw_selective,
 )
 from ibaml.tasks import EpisodeTasks, SinusoidTasks, TaskSource
+from ibaml.tasks.keyed import Target
+from ibaml.tasks.kinds import QUERIES
 from ibaml.tasks.sources.decode import Progress
 from ibaml.training.build import open_tasks, pick_device
 from ibaml.training.run import Run
-from ibaml.training.settings import SettingsError, checked, is_regression, setting
+from ibaml.training.settings import (
+    FIELDS,
+    SettingsError,
+    checked,
+    data_kind,
+    is_regression,
+    refuse_unread_data,
+    setting,
+)
 from ibaml.training.start import load_run
 
 _TASKS, _HOW = "Which tasks", "How predictions are made"
@@ -49,7 +58,10 @@ class Protocol:
 
     tasks: int = setting(1000, "Tasks to judge by.", _TASKS, least=1)
     split: str = setting("test", "train, val or test.", _TASKS)
-    queries: int = setting(15, "Queries a class (or a task).", _TASKS, least=1)
+    queries: int | None = setting(
+        None, "Queries a class (or a task).", _TASKS, least=1,
+        shown=f"{QUERIES}; a table: all other rows",
+    )  # fmt: skip
     ways: int | None = setting(None, "Other ways than the run's (tied head).", _TASKS, least=2)
     shots: int | None = setting(None, "Other shots than the run's.", _TASKS, least=1)
     data: str | None = setting(None, "Another dataset than the run's.", _TASKS)
@@ -94,11 +106,17 @@ def open_test(run: Run, protocol: Protocol, progress: Progress | None = None) ->
     settings = run.settings
     changed = {
         name: value
-        for name in ("ways", "shots", "data", "root")
+        for name in ("ways", "shots", "queries", "data", "root")
         if (value := getattr(protocol, name)) is not None
     }
+    kind = data_kind({**vars(settings), **changed})
+    if kind.reads("queries"):
+        changed.setdefault("queries", QUERIES)
     if "data" in changed:  # what belongs to the run's own data does not go with it
-        changed = {"root": None, "splits": None, **changed}
+        own = ("root", "splits", "image_size", *kind.unread)
+        changed = {**{name: FIELDS[name].default for name in own}, **changed}
+        if kind.reads("image_size") and len(run.data["example_shape"]) == 3:
+            changed["image_size"] = run.data["example_shape"][-1]
     if "ways" in changed and settings.regression:
         raise SettingsError(f"ways is for classification, and {run.path} is regression")
     if "ways" in changed and changed["ways"] != settings.ways and not settings.tie_head:
@@ -106,7 +124,8 @@ def open_test(run: Run, protocol: Protocol, progress: Progress | None = None) ->
             f"{run.path} was trained {settings.ways}-way and its head has a prior for each class: "
             "other ways need a run trained with --tie-head"
         )
-    settings = replace(settings, **changed, queries=protocol.queries)
+    settings = replace(settings, **changed)
+    refuse_unread_data(vars(settings))
     if settings.ways is None and not is_regression(vars(settings)):
         raise SettingsError(f"{run.path} is regression, and {settings.data} is not")
     source = open_tasks(settings, pick_device(replace(settings, device=protocol.device)), progress)
@@ -154,8 +173,8 @@ def assess_learner(
 ) -> Assessment:
     """Any learner on the tasks of the protocol."""
     if protocol.steps is not None:
-        learner = copy.copy(learner)  # the weights are shared
-        learner.solver = replace(cast(Any, learner.solver), steps=protocol.steps)
+        solver = replace(cast(Any, learner.solver), steps=protocol.steps)
+        learner = learner.replace(solver=solver)
     scores, diverged = {}, {}
     for name, norm_stats in norm_protocols(learner, protocol.norm_stats, beside).items():
         report = (lambda done, name=name: told(name, done)) if told is not None else None
@@ -202,6 +221,7 @@ def write_assessment(
 ) -> list[Path]:
     """summary.json, tasks.csv and tasks.json, and the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
+    facts = {**facts, **_drawn(found.main, found.source.target)}
     summary = {
         name: {metric: plain(value) for metric, value in scores.summary().items()}
         for name, scores in found.scores.items()
@@ -292,6 +312,12 @@ def draw_waves(learner: MetaLearner, source: SinusoidTasks, path: Path) -> Path:
     return draw_fits([("prediction", fits)], path, "A new sinusoid, few examples")
 
 
+def _drawn(scores: Scores, target: Target | None) -> dict[str, Any]:
+    """How many tasks there were, where draws share them; the name of a target with units."""
+    count = {} if scores.groups is None else {"distinct_tasks": scores.distinct}
+    return count if target is None else {**count, "target": target.name}
+
+
 def plain(value: Interval) -> dict[str, float | None]:
     """An interval for JSON, which has no infinity."""
     numbers = {"value": value.value, "low": value.low, "high": value.high}
@@ -332,13 +358,18 @@ def differences(scores: Mapping[str, Scores]) -> dict[str, dict[str, Interval]]:
 
 
 def write_comparison(
-    scores: Mapping[str, Scores], folder: Path, facts: Mapping[str, Any], title: str
+    scores: Mapping[str, Scores],
+    folder: Path,
+    facts: Mapping[str, Any],
+    title: str,
+    target: Target | None = None,
 ) -> list[Path]:
     """comparison.json, and the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     summaries = {name: s.summary() for name, s in scores.items()}
     content = {
         **facts,
+        **_drawn(next(iter(scores.values())), target),
         "results": {n: {m: plain(i) for m, i in s.items()} for n, s in summaries.items()},
         "differences": {
             n: {m: plain(i) for m, i in s.items()} for n, s in differences(scores).items()
@@ -346,7 +377,8 @@ def write_comparison(
     }
     write_whole(folder / "comparison.json", json.dumps(content, indent=2) + "\n")
     files = [folder / "comparison.json"]
-    files.append(draw_comparison(summaries, folder / "comparison.png", title))
+    of = None if target is None else target.name
+    files.append(draw_comparison(summaries, folder / "comparison.png", title, of))
     classes = {n: s for n, s in scores.items() if isinstance(s, ClassScores)}
     if classes:
         files.append(draw_reliability(classes, folder / "reliability.png", title))

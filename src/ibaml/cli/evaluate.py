@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,8 +40,9 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Default: RUN/evaluation.")] = None,
     **given: Any,
 ) -> None:
-    """Test a run on new tasks: accuracy and nll with 95 % intervals over tasks, calibration (ECE,
-    MCE, Brier), pictures, and a line per task.
+    """Test a run on new tasks: accuracy, nll, calibration, pictures.
+
+    Every figure has a 95 % interval over tasks; there is a line per task, too.
 
     ECE and MCE: top label, 15 bins of equal width. See docs/evaluation.md.
     """
@@ -56,11 +58,13 @@ def evaluate(
             found = assess(found_run, protocol, told=count, progress=decoded)
         facts = {"run": str(run), "protocol": vars(protocol), "data": found.source.name}
         files = write_assessment(found, folder, facts, protocol.split)
-    title = f"{found_run.settings.method} on {found.source.name}, {_tasks(protocol)}"
+    title = f"{found_run.settings.method} on {found.source.name}, {_tasks(protocol, found.main)}"
     column = "" if "" in found.scores else "norm_stats"
-    show({name: s.summary() for name, s in found.scores.items()}, title, column)
+    target = found.source.target
+    show({name: s.summary() for name, s in found.scores.items()}, title, column, target=target)
     if most := max(found.diverged.values()):
-        say(f"adaptation diverged in {most} of {protocol.tasks} tasks: there the prior answered")
+        what = "tasks" if found.main.groups is None else "draws"
+        say(f"adaptation diverged in {most} of {protocol.tasks} {what}: there the prior answered")
     for file in files:
         say(f"  {file}")
 
@@ -70,8 +74,10 @@ def compare(
     out: Annotated[Path, typer.Option(help="Where table and picture go.")] = Path("runs/compare"),
     **given: Any,
 ) -> None:
-    """Test several runs on the same tasks: every figure, and its difference from the first run,
-    task by task, with 95 % intervals."""
+    """Test several runs on the same tasks, and show how they differ.
+
+    Every figure, and its difference from the first run task by task, has a 95 % interval.
+    """
     from ibaml.assessment import Protocol, assess, comparable, differences, write_comparison
     from ibaml.training import open_run
 
@@ -86,18 +92,20 @@ def compare(
         for name, run in opened.items():
             with decoding() as decoded, counting(protocol.tasks, name) as count:
                 found = assess(run, protocol, beside=False, told=count, progress=decoded)
-                scores[name] = found.main
-        title = f"{_tasks(protocol)}, the same for all"
-        files = write_comparison(scores, out, {"protocol": vars(protocol)}, title)
-    show({name: s.summary() for name, s in scores.items()}, title)
-    show(differences(scores), f"minus {next(iter(opened))} (* interval leaves 0 out)", sign="+")
+                scores[name], target = found.main, found.source.target
+        title = f"{_tasks(protocol, found.main)}, the same for all"
+        files = write_comparison(scores, out, {"protocol": vars(protocol)}, title, target)
+    show({name: s.summary() for name, s in scores.items()}, title, target=target)
+    against = f"minus {next(iter(opened))} (* interval leaves 0 out)"
+    show(differences(scores), against, sign="+", target=target)
     for file in files:
         say(f"  {file}")
 
 
-def _tasks(protocol: Any) -> str:
+def _tasks(protocol: Any, scores: Any) -> str:
     steps = "" if protocol.steps is None else f", {protocol.steps} steps of adaptation"
-    return f"{protocol.tasks:,} {protocol.split} tasks{steps}"
+    draws = "" if scores.groups is None else f", {protocol.tasks:,} draws"
+    return f"{scores.distinct:,} {protocol.split} tasks{draws}{steps}"
 
 
 def _names(runs: list[Path]) -> dict[str, Path]:
@@ -111,22 +119,39 @@ def _names(runs: list[Path]) -> dict[str, Path]:
 
 
 def show(
-    rows: Mapping[str, Mapping[str, Any]], title: str, column: str = "", sign: str = ""
+    rows: Mapping[str, Mapping[str, Any]],
+    title: str,
+    column: str = "",
+    sign: str = "",
+    target: Any = None,
 ) -> None:
-    """A table of figures with their intervals (± where it is symmetric)."""
+    """A table of figures with their intervals (± where it is symmetric); errors in predicting a
+    ``target`` are in its own units."""
+    titles = {metric: words[0] for metric, words in _METRICS.items()}
+    if target is not None:
+        titles |= {"nll": "nll (standardised)", "rmse": f"RMSE of {target.name}"}
     table = Table(title=title, padding=(0, 1, 0, 0))
     table.add_column(column, no_wrap=True)
     metrics = list(next(iter(rows.values())))
     for metric in metrics:
-        table.add_column(_METRICS[metric][0], justify="right")
+        table.add_column(titles[metric], justify="right")
     for name, summary in rows.items():
-        table.add_row(name, *(written(summary[metric], metric, sign) for metric in metrics))
+        own = {"rmse": _digits(summary["rmse"])} if target is not None else {}
+        cells = (written(summary[m], m, sign, own.get(m)) for m in metrics)
+        table.add_row(name, *cells)
     console.print(table, markup=False)
 
 
-def written(found: Any, metric: str, sign: str = "") -> str:
+def _digits(found: Any) -> int:
+    """Decimals that show three digits of a figure in units of any size."""
+    size = max(abs(n) for n in (found.value, found.low, found.high) if math.isfinite(n))
+    return max(0, 2 - math.floor(math.log10(size))) if size else 0
+
+
+def written(found: Any, metric: str, sign: str = "", decimals: int | None = None) -> str:
     """A figure and its 95 % interval, on two lines."""
     _, scale, digits, unit = _METRICS[metric]
+    digits = digits if decimals is None else decimals
     value, low, high = (scale * n for n in (found.value, found.low, found.high))
     star = " *" if sign and (found.low > 0 or found.high < 0) else ""
     text = f"{value:{sign}.{digits}f}"

@@ -2,13 +2,7 @@
 
 from ibaml.evaluation.calibration import Reliability, bin_sums, ece, mce, reliability
 from ibaml.evaluation.compare import paired
-from ibaml.evaluation.intervals import (
-    Interval,
-    bootstrap,
-    bootstrap_difference,
-    mean_interval,
-    t_quantile,
-)
+from ibaml.evaluation.intervals import Interval, bootstrap, bootstrap_difference, mean_interval
 from ibaml.evaluation.scores import ClassScores, RegressionScores, Scores
 
 __all__ = [
@@ -25,5 +19,4 @@ __all__ = [
     "mean_interval",
     "paired",
     "reliability",
-    "t_quantile",
 ]

@@ -12,7 +12,8 @@ def paired(
     """b − a for every figure of their `summary`, task by task.
 
     Figures that are means over tasks get the t interval of the tasks' differences; the others
-    (ece, mce, rmse) a bootstrap in which both see the same resampled tasks.
+    (ece, mce, rmse) a bootstrap in which both see the same resampled tasks. Where tasks share
+    groups, all get a bootstrap in which both see the same resampled groups.
     """
     if type(a) is not type(b):
         raise ValueError(f"cannot compare {type(a).__name__} with {type(b).__name__}")
@@ -28,11 +29,20 @@ def paired(
             raise ValueError(
                 f"the tasks differ: task {key} has {ours} queries in a and {theirs} in b"
             )
+    groups = [scores.groups or (None,) * len(scores.keys) for scores in (a, b)]
+    for key, ours, theirs in zip(a.keys, *groups, strict=True):
+        if ours != theirs:
+            raise ValueError(
+                f"the tasks differ: task {key} is of group {ours!r} in a and {theirs!r} in b"
+            )
     means, others = a.means(), b.means()
-    result = {name: mean_interval(others[name] - means[name], level) for name in means}
+    result = {
+        name: mean_interval(others[name] - means[name], level, a.groups, resamples, seed)
+        for name in means
+    }
     pooled, other_pooled = a.pooled(), b.pooled()
     for name, (statistic, sums) in pooled.items():
         result[name] = bootstrap_difference(
-            statistic, sums, other_pooled[name][1], resamples, seed, level
+            statistic, sums, other_pooled[name][1], resamples, seed, level, a.groups
         )
     return result

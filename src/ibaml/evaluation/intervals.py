@@ -1,11 +1,14 @@
-"""How sure is a figure? Intervals over tasks, which are what was drawn at random."""
+"""How sure is a figure? Intervals over tasks, which are what was drawn at random.
+
+Where tasks share groups (1,000 tasks drawn from 26 countries), only the groups are independent:
+given the group of each task, intervals are over the groups.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -23,10 +26,16 @@ class Interval:
     high: float
 
 
-def mean_interval(values: np.ndarray, level: float = 0.95) -> Interval:
-    """The mean of one value per task (T,), with Student's t interval.
+def mean_interval(
+    values: np.ndarray,
+    level: float = 0.95,
+    groups: Sequence[str] | None = None,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """The mean of one value per task (T,), with Student's t interval; over groups by `bootstrap`.
 
-    One task says nothing of the spread: its interval is infinite.
+    One task, or one group, says nothing of the spread: its interval is infinite.
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not len(values):
@@ -34,6 +43,9 @@ def mean_interval(values: np.ndarray, level: float = 0.95) -> Interval:
     if not np.isfinite(values).all():
         bad = int(np.argwhere(~np.isfinite(values))[0][0])
         raise ValueError(f"values[{bad}] is {values[bad]}: every task needs a finite figure")
+    if groups is not None:
+        sums = np.stack([np.ones_like(values), values], -1)
+        return bootstrap(_ratio, sums, resamples, seed, level, groups=groups)
     mean, n = float(values.mean()), len(values)
     if n == 1:
         return Interval(mean, -math.inf, math.inf)
@@ -48,11 +60,13 @@ def bootstrap(
     seed: int = 0,
     level: float = 0.95,
     bounds: tuple[float, float] = (-math.inf, math.inf),
+    groups: Sequence[str] | None = None,
 ) -> Interval:
     """A figure that is a function of sums over tasks (ECE, MCE).
 
-    Tasks are resampled whole. The interval is normal, its standard error e that of the resamples,
-    and is corrected for bias, which resampling shows as b = mean of the resamples − value:
+    Tasks, or groups of them, are resampled whole. The interval is normal, its standard error e that
+    of the resamples, and is corrected for bias, which resampling shows as b = mean of the
+    resamples − value:
 
         [value − (1 + √2)·b − t·e,  value − b + t·e]    (the other way round where b < 0)
 
@@ -67,8 +81,9 @@ def bootstrap(
         statistic: maps (…, *shape) to (…).
         sums: what each task adds, (T, *shape).
         bounds: the least and the largest figure there can be.
+        groups: the group of each task, where several tasks share one.
     """
-    sums = np.asarray(sums, np.float64)
+    sums = _of_groups(np.asarray(sums, np.float64), groups)
     value, drawn = _resample(statistic, sums, resamples, seed)
     interval = _interval(value, drawn, len(sums), level)
     return Interval(value, max(interval.low, bounds[0]), min(interval.high, bounds[1]))
@@ -81,6 +96,7 @@ def bootstrap_difference(
     resamples: int = 2000,
     seed: int = 0,
     level: float = 0.95,
+    groups: Sequence[str] | None = None,
 ) -> Interval:
     """statistic(b) − statistic(a) on the same tasks: both sides see the same resamples.
 
@@ -93,8 +109,25 @@ def bootstrap_difference(
     def difference(pair: np.ndarray) -> np.ndarray:
         return statistic(pair[:, 1]) - statistic(pair[:, 0])
 
-    value, drawn = _resample(difference, np.stack([a, b], 1), resamples, seed)
-    return _interval(value, drawn, len(a), level)
+    pairs = _of_groups(np.stack([a, b], 1), groups)
+    value, drawn = _resample(difference, pairs, resamples, seed)
+    return _interval(value, drawn, len(pairs), level)
+
+
+def _of_groups(sums: np.ndarray, groups: Sequence[str] | None) -> np.ndarray:
+    """What each group adds, from what each task does."""
+    if groups is None:
+        return sums
+    if len(groups) != len(sums):
+        raise ValueError(f"groups name {len(groups)} tasks, and there are {len(sums)}")
+    index = {name: i for i, name in enumerate(dict.fromkeys(groups))}
+    total = np.zeros((len(index), *sums.shape[1:]))
+    np.add.at(total, [index[name] for name in groups], sums)
+    return total
+
+
+def _ratio(sums: np.ndarray) -> np.ndarray:
+    return sums[..., 1] / sums[..., 0]
 
 
 def _resample(
@@ -130,33 +163,6 @@ def _interval(value: float, drawn: np.ndarray, tasks: int, level: float) -> Inte
 def _t(level: float, freedom: int) -> float:
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, e.g. 0.95, got {level}")
-    return t_quantile((1 + level) / 2, freedom)
+    from scipy.special import stdtrit
 
-
-@cache
-def t_quantile(probability: float, freedom: float) -> float:
-    """The point below which Student's t with ``freedom`` degrees lies with ``probability``."""
-    if not 0 < probability < 1 or not freedom >= 1:
-        raise ValueError(
-            f"a t quantile needs a probability in (0, 1) and freedom ≥ 1, got {probability} and "
-            f"{freedom}"
-        )
-    if probability < 0.5:
-        return -t_quantile(1 - probability, freedom)
-    # With x = √ν·tan φ the density is c·cos(φ)^(ν − 1) in φ: smooth, so that Gauss–Legendre is
-    # exact to rounding; then bisect.
-    nodes, node_weights = np.polynomial.legendre.leggauss(80)
-    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
-
-    def mass(t: float) -> float:  # between 0 and t
-        angle = math.atan(t / math.sqrt(freedom))
-        density = np.cos(angle * (nodes + 1) / 2) ** (freedom - 1)
-        return math.exp(log_scale) * angle / 2 * float(node_weights @ density)
-
-    low, high, target = 0.0, 1.0, probability - 0.5
-    while mass(high) < target and high < 1e15:  # rounding may keep the mass below
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if mass(middle) < target else (low, middle)
-    return (low + high) / 2
+    return float(stdtrit(freedom, (1 + level) / 2))

@@ -4,6 +4,7 @@ so that memory stays flat."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,8 +14,6 @@ from ibaml.execution import NormStats
 from ibaml.learner import MetaLearner
 from ibaml.posterior import Posteriors
 from ibaml.tasks import TaskBatch, TaskSource
-
-_WIDTH = 1.959963984540054  # of a normal's 95 % interval, in standard deviations
 
 
 @torch.no_grad()
@@ -30,7 +29,8 @@ def score_tasks(
     progress: Callable[[int], None] | None = None,
     diverged: list[int] | None = None,
 ) -> Scores:
-    """Scores of the tasks of these keys.
+    """Scores of the tasks of these keys: with the groups they were drawn from, and errors in the
+    target's own units, where the source knows of them.
 
     Args:
         samples: Monte-Carlo samples of a prediction.
@@ -56,7 +56,11 @@ def score_tasks(
         done += len(chunk)
         if progress is not None:
             progress(done)
-    return type(parts[0]).join(parts)  # type: ignore[arg-type]
+    scores: Scores = type(parts[0]).join(parts)  # type: ignore[arg-type]
+    scores = replace(scores, groups=tasks.groups(split, scores.keys))
+    if isinstance(scores, RegressionScores) and tasks.target is not None:
+        scores = replace(scores, mse=scores.mse * tasks.target.unit**2)
+    return scores
 
 
 def score_posteriors(posteriors: Posteriors, batch: TaskBatch, samples: int = 10) -> Scores:
@@ -69,13 +73,15 @@ def score_posteriors(posteriors: Posteriors, batch: TaskBatch, samples: int = 10
 
 
 def _regression(posteriors: Posteriors, batch: TaskBatch, samples: int) -> RegressionScores:
+    from scipy.special import ndtri
+
     nll = posteriors.nll(batch.query_x, batch.query_y, samples)
     mean, variance = posteriors.predict(batch.query_x, samples)
     _finite(mean, batch)
     _finite(nll, batch)
     error = (mean - batch.query_y).flatten(1)
     _finite(error.square(), batch)
-    inside = error.abs() <= _WIDTH * variance.flatten(1).sqrt()
+    inside = error.abs() <= float(ndtri(0.975)) * variance.flatten(1).sqrt()
     per_task = [nll.mean(1), error.square().mean(1), inside.double().mean(1)]
     nlls, mses, insides = (t.double().cpu().numpy() for t in per_task)
     count = torch.full((len(batch),), batch.query_y.shape[1]).numpy()

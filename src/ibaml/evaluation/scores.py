@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,21 +16,29 @@ from torch import Tensor
 from ibaml.evaluation.calibration import bin_sums, ece, mce
 from ibaml.evaluation.intervals import Interval, Statistic, bootstrap, mean_interval
 
-Row = dict[str, int | float]
+Row = dict[str, Any]
 
 _SUM_TOLERANCE = 0.02  # bfloat16 probabilities of many classes add up no better
 
 
 @dataclass(frozen=True, eq=False)
 class _PerTask:
-    """Fields with one entry per task, kept in the order of the keys."""
+    """Fields with one entry per task, kept in the order of the keys.
+
+    Attributes:
+        groups: what each task was drawn from, by name, where several may be drawn from the same
+            (the rows of one country). Intervals are then over the groups.
+    """
 
     keys: tuple[int, ...]
+    groups: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         keys = tuple(int(key) for key in self.keys)
         if not keys:
             raise ValueError("keys: no tasks, and figures need at least one")
+        if self.groups is not None and len(self.groups) != len(keys):
+            raise ValueError(f"groups is of {len(self.groups)} tasks and keys of {len(keys)}")
         order = sorted(range(len(keys)), key=keys.__getitem__)
         ranked = tuple(keys[i] for i in order)
         for first, second in pairwise(ranked):
@@ -44,9 +52,17 @@ class _PerTask:
                 raise ValueError(f"{name} of task {bad} is not finite")
             object.__setattr__(self, name, values[order])
         object.__setattr__(self, "keys", ranked)
+        if self.groups is not None:
+            object.__setattr__(self, "groups", tuple(self.groups[i] for i in order))
+
+    @property
+    def distinct(self) -> int:
+        """Tasks that intervals are over: the groups, where there are any."""
+        return len(set(self.keys if self.groups is None else self.groups))
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        given = {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)[1:]}
+        names = [f.name for f in fields(self) if f.name not in ("keys", "groups")]
+        given = {name: np.asarray(getattr(self, name)) for name in names}
         return {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in given.items()}
 
     @classmethod
@@ -62,9 +78,18 @@ class _PerTask:
                         f"{name}: the parts have {first.shape[1:]} and {other[name].shape[1:]} "
                         "predictions a task; evaluate every task on as many queries"
                     )
+        grouped = [part.groups for part in parts if part.groups is not None]
+        if len(grouped) not in (0, len(parts)):
+            raise ValueError("groups: some parts have them and some have not; give them to all")
         keys = tuple(key for part in parts for key in part.keys)
+        groups = tuple(name for names in grouped for name in names) if grouped else None
         joined = {name: np.concatenate([a[name] for a in arrays]) for name in arrays[0]}
-        return cls(keys=keys, **joined)
+        return cls(keys=keys, groups=groups, **joined)
+
+    def _rows(self, columns: dict[str, np.ndarray]) -> list[Row]:
+        named = {} if self.groups is None else {"task": self.groups}
+        lists = {"key": self.keys, **named, **{n: a.tolist() for n, a in columns.items()}}
+        return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,9 +188,14 @@ class ClassScores(_PerTask):
         self, level: float = 0.95, resamples: int = 2000, seed: int = 0
     ) -> dict[str, Interval]:
         """accuracy, nll, brier (mean over tasks, t interval); ece, mce (bootstrap over tasks)."""
-        result = {name: mean_interval(values, level) for name, values in self.means().items()}
+        result = {
+            name: mean_interval(values, level, self.groups, resamples, seed)
+            for name, values in self.means().items()
+        }
         for name, (statistic, sums) in self.pooled().items():
-            result[name] = bootstrap(statistic, sums, resamples, seed, level, (0.0, 1.0))
+            result[name] = bootstrap(
+                statistic, sums, resamples, seed, level, (0.0, 1.0), self.groups
+            )
         return result
 
     def selective(self, points: int = 100) -> tuple[np.ndarray, np.ndarray]:
@@ -186,8 +216,8 @@ class ClassScores(_PerTask):
         return coverage, np.interp(answered, ends, np.append(0, np.cumsum(right))) / answered
 
     def rows(self) -> list[Row]:
-        """One row per task: key, accuracy, nll, brier, mean confidence."""
-        return _rows(self.keys, {**self.means(), "confidence": self.confidence.mean(1)})
+        """One row per task: key (and task, its group), accuracy, nll, brier, mean confidence."""
+        return self._rows({**self.means(), "confidence": self.confidence.mean(1)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,8 +227,8 @@ class RegressionScores(_PerTask):
     Attributes:
         keys: of the tasks, ascending.
         count: queries of the task.
-        nll: mean over its queries of −log predictive density.
-        mse: mean squared error of the predictive mean.
+        nll: mean over its queries of −log predictive density (of a table's standardised target).
+        mse: mean squared error of the predictive mean (a table's in the target's own units).
         inside: share of the queries inside the 95 % predictive interval.
     """
 
@@ -221,18 +251,24 @@ class RegressionScores(_PerTask):
         """Figures that are a function of sums over tasks: that function, what each task adds."""
         return {"rmse": (_root_mean, np.stack([np.ones(len(self.mse)), self.mse], -1))}
 
-    def summary(self, level: float = 0.95) -> dict[str, Interval]:
+    def summary(
+        self, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    ) -> dict[str, Interval]:
         """nll, coverage (mean over tasks, t interval); rmse, the root of the mean over tasks of
-        the mse and of the ends of its t interval."""
-        result = {name: mean_interval(values, level) for name, values in self.means().items()}
-        mse = mean_interval(self.mse, level)
+        the mse and of the ends of its interval."""
+        result = {
+            name: mean_interval(values, level, self.groups, resamples, seed)
+            for name, values in self.means().items()
+        }
+        mse = mean_interval(self.mse, level, self.groups, resamples, seed)
         ends = (math.sqrt(max(end, 0.0)) for end in (mse.value, mse.low, mse.high))
         return {**result, "rmse": Interval(*ends)}
 
     def rows(self) -> list[Row]:
-        """One row per task: key, count, nll, mse, coverage."""
-        columns = {"count": self.count, "nll": self.nll, "mse": self.mse, "coverage": self.inside}
-        return _rows(self.keys, columns)
+        """One row per task: key (and task, its group), count, nll, mse, coverage."""
+        return self._rows(
+            {"count": self.count, "nll": self.nll, "mse": self.mse, "coverage": self.inside}
+        )
 
 
 Scores = ClassScores | RegressionScores
@@ -240,14 +276,6 @@ Scores = ClassScores | RegressionScores
 
 def _root_mean(sums: np.ndarray) -> np.ndarray:
     return np.sqrt(sums[..., 1] / sums[..., 0])
-
-
-def _rows(keys: tuple[int, ...], columns: dict[str, np.ndarray]) -> list[Row]:
-    named = {name: values.tolist() for name, values in columns.items()}
-    return [
-        {"key": key, **{name: values[t] for name, values in named.items()}}
-        for t, key in enumerate(keys)
-    ]
 
 
 def _numpy(values: Tensor | np.ndarray) -> np.ndarray:

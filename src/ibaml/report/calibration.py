@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ibaml.evaluation import ClassScores, Interval, reliability
-from ibaml.report.figure import BLUE, GREY, blank, line_styles, save
+from ibaml.report.figure import BLUE, GREY, RED, blank, line_styles, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _COLUMNS = 3
-_PALE, _ROSE = "#9dbfe3", "#e8a49b"
+_PALE = "#a9c8e8"
 
 
 def draw_reliability(scores: Mapping[str, ClassScores], path: Path, headline: str) -> Path:
@@ -27,6 +27,8 @@ def draw_reliability(scores: Mapping[str, ClassScores], path: Path, headline: st
 def reliability_figure(scores: Mapping[str, ClassScores], headline: str) -> Figure:
     """One panel per learner: accuracy against confidence in bins, and how often each occurs.
 
+    The solid bar is the accuracy; the gap to the bin's mean confidence is hatched, upon the bar
+    where the learner was right more often than it said, above it where less often.
     The sliver right of 1 holds the predictions whose confidence is exactly 1.
     """
     _check(scores)
@@ -63,15 +65,18 @@ def _panel(upper: Axes, lower: Axes, name: str, scores: ClassScores) -> None:
     left = np.arange(bins + 1) / bins
     width = np.append(np.full(bins, 1 / bins), 0.5 / bins)
     accuracy, confidence = np.nan_to_num(found.accuracy), np.nan_to_num(found.confidence)
-    shared = np.minimum(accuracy, confidence)
+    upper.bar(
+        left, accuracy, width, align="edge", color=_PALE, edgecolor="white", lw=0.6,
+        label="accuracy",
+    )  # fmt: skip
+    gap = confidence - accuracy
     for colour, hatch, bottom, height, label in (
-        (BLUE, "", 0.0, shared, "accuracy"),
-        (_PALE, "////", shared, accuracy - shared, "accuracy beyond the confidence"),
-        (_ROSE, r"\\\\", shared, confidence - shared, "confidence beyond the accuracy"),
+        (BLUE, "////", confidence, -gap, "gap: underconfident"),
+        (RED, r"\\\\", accuracy, gap, "gap: overconfident"),
     ):
         upper.bar(
-            left, height, width, bottom, align="edge", color=colour, edgecolor="white", lw=0.6,
-            hatch=hatch, label=label,
+            left, np.where(height > 0, height, np.nan), width, bottom, align="edge",
+            facecolor="none", edgecolor=colour, lw=0.8, hatch=hatch, label=label,
         )  # fmt: skip
     upper.plot([0, 1], [0, 1], "--", color=GREY, lw=1.2, label="calibrated")
     summary = scores.summary()

@@ -22,10 +22,14 @@ _TITLES = {
 
 
 def draw_comparison(
-    summaries: Mapping[str, Mapping[str, Interval]], path: Path, headline: str
+    summaries: Mapping[str, Mapping[str, Interval]],
+    path: Path,
+    headline: str,
+    target: str | None = None,
 ) -> Path:
     """One panel per figure, in it a dot with its interval per learner.
 
+    The RMSE is that of ``target``, in its own units, where that has a name.
     A hollow dot has no interval (one task says nothing of the spread).
     """
     if not summaries:
@@ -57,7 +61,9 @@ def draw_comparison(
         if metric == "coverage":
             axis.axvline(0.95, color=GREY, ls="--", lw=1.2)
         title, better = _TITLES.get(metric, (metric, ""))
-        axis.set_title(title, fontsize=11)
+        if metric == "rmse" and target is not None:
+            title = f"RMSE of {target}"
+        axis.set_title(title, fontsize=11, parse_math=False)
         axis.set_xlabel(better, fontsize=9)
         axis.margins(x=0.1)
         axis.locator_params(axis="x", nbins=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,23 +112,37 @@ class Dataset:
             sample = sample / 255
         axes = (0, 2, 3) if sample.ndim == 4 else (0,)
         std = sample.std(axes)
-        std = np.where(std > 1e-6, std, 1.0)  # what never varies in training is left as it is
+        # what never varies in training is left as it is
+        if self.is_image:
+            still = std <= 1e-6
+        else:
+            features = np.moveaxis(sample, 1, -1).reshape(-1, sample.shape[1])
+            still = constant(features, self.examples.dtype)
+        std = np.where(still, 1.0, std)
         return torch.from_numpy(sample.mean(axes)), torch.from_numpy(std)
 
     def _for_moments(self) -> Sequence[int]:
         return self.splits.get("train") or range(len(self.classes))
 
 
+def constant(values: np.ndarray, stored: np.dtype) -> np.ndarray:
+    """Which features of float64 values (N, D) do not vary, but for rounding: their deviation is not
+    above the precision of the dtype they were stored in, relative to the largest of them."""
+    deviation = (values - values[0]).std(0)  # from the first, so that equal ones give a plain zero
+    return deviation <= np.finfo(stored).eps * np.abs(values).max(0)
+
+
 def feature_vectors(
     features: np.ndarray | Tensor,
     labels: Sequence[str] | Sequence[int] | np.ndarray | Tensor,
     *,
-    splits: Mapping[str, Sequence[str]] | None = None,
+    splits: Mapping[str, Sequence[str]] | str | Path | None = None,
     name: str = "features",
 ) -> Dataset:
     """Embeddings (N, D) of any model of yours, with a class name (or number) for each.
 
-    Without ``splits`` classes are split 64 : 16 : 20 by a hash of their name.
+    ``splits`` has the class names of each split, or is a JSON file of them; else classes are split
+    64 : 16 : 20 by a hash of their name.
 
     >>> data = feature_vectors(np.zeros((4, 2), np.float32), ["a", "a", "b", "b"])
     >>> data.classes
@@ -143,15 +158,33 @@ def feature_vectors(
         raise DataError(
             f"features must be floating, (examples, D); got {array.dtype} {array.shape}"
         )
+    if array.shape[1] == 0:
+        raise DataError(f"features have no columns: shape {array.shape}")
     if not np.isfinite(array).all():
         raise DataError("features hold a NaN or an infinity")
-    values = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else labels
-    names = [str(label) for label in values]
+    names = _class_names(labels)
     if len(names) != len(array):
         raise DataError(f"{len(array)} feature vectors but {len(names)} labels")
     order, grouped, classes = group(names)
-    chosen = split_by_hash(classes) if splits is None else split_by_name(splits, classes, name)
+    if splits is None:
+        chosen = split_by_hash(classes)
+    elif isinstance(splits, Mapping):
+        chosen = split_by_name(splits, classes, name)
+    else:
+        chosen = split_by_file(Path(splits), classes)
     return Dataset(name, array[order], grouped, classes, chosen, licence="yours")
+
+
+def _class_names(labels: Sequence[str] | Sequence[int] | np.ndarray | Tensor) -> list[str]:
+    shape = tuple(labels.shape) if isinstance(labels, np.ndarray | Tensor) else np.shape(labels)
+    if len(shape) != 1:
+        squeeze = ": squeeze them, labels[:, 0]" if shape[1:] == (1,) else ""
+        raise DataError(f"labels must be (N,), one class each; got {shape}{squeeze}")
+    values = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else labels
+    for i, value in enumerate(values):
+        if value is None or (isinstance(value, float | np.floating) and not math.isfinite(value)):
+            raise DataError(f"labels[{i}] is {value}, which is no class: leave such examples out")
+    return [str(value) for value in values]
 
 
 def group(items: Sequence[str]) -> tuple[list[int], np.ndarray, tuple[str, ...]]:
@@ -172,14 +205,17 @@ def published(name: str) -> dict[str, Any]:
 def split_by_file(path: Path, classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Splits from a JSON file ``{"train": [class, …], "val": […], "test": […]}``."""
     try:
-        lists = json.loads(path.read_text("utf-8"))
+        lists = json.loads(path.expanduser().read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"split file {path}: {error}") from error
     sound = isinstance(lists, dict) and bool(lists) and set(lists) <= set(SPLITS)
     if not sound or not all(
         isinstance(v, list) and all(isinstance(c, str) for c in v) for v in lists.values()
     ):
-        raise DataError(f'split file {path}: needs {{"train": [class, …], "val": …, "test": …}}')
+        raise DataError(
+            f'split file {path}: needs {{"train": ["class", …], "val": …, "test": …}}, numbers in '
+            "quotes too"
+        )
     return split_by_name(lists, classes, str(path))
 
 
@@ -188,13 +224,20 @@ def split_by_name(
 ) -> dict[str, tuple[int, ...]]:
     index = {c: i for i, c in enumerate(classes)}
     result = {}
+    seen: dict[str, str] = {}
     for split, names in lists.items():
         missing = [n for n in names if n not in index]
         if missing:
             raise DataError(
-                f"{origin}: {len(missing)} classes of split {split!r} have no images, the first is "
-                f"{missing[0]!r}"
+                f"{origin}: {len(missing)} names of split {split!r} are not in the data, the first "
+                f"is {missing[0]!r}"
             )
+        for n in names:
+            if seen.setdefault(n, split) != split:
+                raise DataError(
+                    f"{origin}: {n!r} is in two splits, {seen[n]} and {split}: what is tested must "
+                    "be new"
+                )
         result[split] = tuple(sorted({index[n] for n in names}))
     return result
 

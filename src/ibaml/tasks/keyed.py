@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,13 @@ from ibaml.tasks.episodes import Episodes
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.synthetic import Sinusoids
 from ibaml.tasks.table import Table
+
+
+class Target(NamedTuple):
+    """What regression predicts: its name, and how many of its own units its tasks call one."""
+
+    name: str
+    unit: float
 
 
 class TaskSource(Protocol):
@@ -40,9 +47,17 @@ class TaskSource(Protocol):
     def ways(self) -> int | None:
         """Classes of a task; None for regression."""
 
+    @property
+    def target(self) -> Target | None:
+        """What is predicted, where it has a name and units of its own."""
+
     def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
         """The tasks of these keys, those of one size in one batch. Task ``key`` is a pure function
         of (seed, split, key)."""
+
+    def groups(self, split: str, keys: Sequence[int]) -> tuple[str, ...] | None:
+        """What the task of each key is drawn from, by name (a table's country), where several keys
+        may draw from the same; None where every key gives a task of its own."""
 
 
 def _seed(split: str, seed: int) -> int:
@@ -64,6 +79,8 @@ class EpisodeTasks:
     augment: Augment | None = None
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
+
+    target = None
 
     @property
     def name(self) -> str:
@@ -109,6 +126,9 @@ class EpisodeTasks:
     def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
         return [self.episodes(split).batch(keys)]
 
+    def groups(self, split: str, keys: Sequence[int]) -> None:
+        return None
+
 
 @dataclass(frozen=True)
 class SinusoidTasks:
@@ -125,6 +145,7 @@ class SinusoidTasks:
     name = "sinusoids"
     example_shape = (1,)
     ways = None
+    target = None
 
     @property
     def digest(self) -> str:
@@ -139,6 +160,9 @@ class SinusoidTasks:
         shots = (self.train_shots or self.shots) if split == "train" else self.shots
         batch = self.family.batch(seed, keys, shots, self.queries, self.dtype)
         return [batch.to(self.device)]
+
+    def groups(self, split: str, keys: Sequence[int]) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -167,12 +191,21 @@ class TableTasks:
     def example_shape(self) -> tuple[int, ...]:
         return (self.table.x.shape[1],)
 
+    @property
+    def target(self) -> Target:
+        return Target(self.table.target, float(self.table.spread[-1]))
+
+    def _shots(self, split: str) -> int:
+        return (self.train_shots or self.shots) if split == "train" else self.shots
+
     def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
-        shots = (self.train_shots or self.shots) if split == "train" else self.shots
         found = self.table.batches(
-            split, keys, shots, seed=_seed(split, self.seed), dtype=self.dtype
+            split, keys, self._shots(split), seed=_seed(split, self.seed), dtype=self.dtype
         )
         return [batch.to(self.device) for batch in found]
+
+    def groups(self, split: str, keys: Sequence[int]) -> tuple[str, ...]:
+        return self.table.drawn(split, keys, self._shots(split), seed=_seed(split, self.seed))
 
 
 def has_tasks(source: TaskSource, split: str) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 
 from ibaml.seeding import mix
 from ibaml.tasks.batch import TaskBatch
-from ibaml.tasks.dataset import group, split_by_hash
+from ibaml.tasks.dataset import constant, group, split_by_file, split_by_hash
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.numbers import Numbers
 from ibaml.tasks.rows import read_rows
@@ -22,7 +24,7 @@ class Table:
     """Regression tasks from a table: features (N, D) and targets (N,), grouped by task.
 
     Features and target are standardised with the training tasks' moments (``centre``, ``spread``;
-    the target's are last).
+    the target's are last). ``target`` is the name of the target's column.
     """
 
     name: str
@@ -33,10 +35,22 @@ class Table:
     splits: dict[str, tuple[int, ...]]
     centre: np.ndarray
     spread: np.ndarray
+    target: str
 
     @classmethod
-    def read(cls, path: str | Path, *, task: str, features: Sequence[str], target: str) -> Table:
-        """Read a CSV or TSV with a header; tasks are split 64 : 16 : 20 by a hash of their name.
+    def read(
+        cls,
+        path: str | Path,
+        *,
+        task: str,
+        features: Sequence[str],
+        target: str,
+        splits: str | Path | None = None,
+    ) -> Table:
+        """Read a CSV or TSV with a header.
+
+        Without ``splits``, a JSON file ``{"train": [task, …], "val": […], "test": […]}``, tasks are
+        split 64 : 16 : 20 by a hash of their name.
 
         >>> Table.read("gapminder.tsv", task="country", features=["year"],
         ...            target="lifeExp")                                   # doctest: +SKIP
@@ -60,12 +74,20 @@ class Table:
             raise DataError(f"{path}, line {line}: a value is not finite")
         order, labels, tasks = group([row[task] for row in rows])
         values = values[order]
-        splits = split_by_hash(tasks)
-        known = np.isin(labels, splits["train"] or range(len(tasks)))
-        centre, spread = values[known].mean(0), values[known].std(0)
-        spread = np.where(spread > 1e-12, spread, 1.0)
+        chosen = split_by_hash(tasks) if splits is None else split_by_file(Path(splits), tasks)
+        placed = sorted(t for members in chosen.values() for t in members)
+        for one, other in pairwise(placed):
+            if one == other:
+                raise DataError(
+                    f"{splits}: {tasks[one]!r} is in two splits; test tasks must be new"
+                )
+        known = values[np.isin(labels, chosen.get("train") or range(len(tasks)))]
+        centre = known.mean(0)
+        spread = np.where(constant(known, known.dtype), 1.0, known.std(0))
         scaled = (values - centre) / spread
-        return cls(path.stem, scaled[:, :-1], scaled[:, -1], labels, tasks, splits, centre, spread)
+        return cls(
+            path.stem, scaled[:, :-1], scaled[:, -1], labels, tasks, chosen, centre, spread, target
+        )
 
     def batches(
         self,
@@ -84,24 +106,12 @@ class Table:
         """
         if support < 1 or (query is not None and query < 1):
             raise DataError(f"support and query must be 1 or more, got {support}, {query}")
-        if not self.splits.get(split):
-            raise DataError(f"{self.name} has no tasks in split {split!r}")
-        starts = np.searchsorted(self.labels, np.arange(len(self.tasks) + 1))
-        sizes = np.diff(starts)
-        members = [t for t in self.splits[split] if sizes[t] >= support + (query or 1)]
-        if not members:
-            raise DataError(
-                f"{self.name}, split {split!r}: no task has {support} + {query or 1} rows; lower "
-                "support (shots)"
-            )
         by_size: dict[int, list[tuple[int, np.ndarray]]] = {}
-        for key in keys:
-            numbers = Numbers(mix(seed, 11, *split.encode(), int(key)))
-            t = members[int(numbers.sample(len(members), 1)[0])]
-            total = int(sizes[t])
-            rows = starts[t] + numbers.sample(total, total)
+        for key, t, numbers in self._draw(split, keys, support, query, seed):
+            total = int(self._starts[t + 1] - self._starts[t])
+            rows = self._starts[t] + numbers.sample(total, total)
             rows = rows[: support + query] if query else rows
-            by_size.setdefault(len(rows), []).append((int(key), rows))
+            by_size.setdefault(len(rows), []).append((key, rows))
         result = []
         for _, tasks in sorted(by_size.items()):
             index = np.stack([rows for _, rows in tasks])
@@ -114,3 +124,37 @@ class Table:
                 )
             )  # fmt: skip
         return result
+
+    def drawn(
+        self,
+        split: str,
+        keys: Sequence[int],
+        support: int,
+        *,
+        query: int | None = None,
+        seed: int = 0,
+    ) -> tuple[str, ...]:
+        """The names of the tasks that `batches` draws by these keys: one task answers many keys."""
+        return tuple(self.tasks[t] for _, t, _ in self._draw(split, keys, support, query, seed))
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """Where each task's rows begin, with the end after the last."""
+        return np.searchsorted(self.labels, np.arange(len(self.tasks) + 1))
+
+    def _draw(
+        self, split: str, keys: Sequence[int], support: int, query: int | None, seed: int
+    ) -> Iterator[tuple[int, int, Numbers]]:
+        """Each key, the task it draws, and the numbers that draw its rows."""
+        if not self.splits.get(split):
+            raise DataError(f"{self.name} has no tasks in split {split!r}")
+        sizes = np.diff(self._starts)
+        members = [t for t in self.splits[split] if sizes[t] >= support + (query or 1)]
+        if not members:
+            raise DataError(
+                f"{self.name}, split {split!r}: no task has {support} + {query or 1} rows; lower "
+                "support (shots)"
+            )
+        for key in keys:
+            numbers = Numbers(mix(seed, 11, *split.encode(), int(key)))
+            yield int(key), members[int(numbers.sample(len(members), 1)[0])], numbers
