@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import ibaml
@@ -20,6 +22,20 @@ def test_version_and_help():
     shown = runner.invoke(app, ["--help"]).stdout
     assert "demo" in shown
     assert "methods" in shown
+
+
+@pytest.mark.parametrize("group", [[], ["data"], ["bench"]])
+def test_every_command_is_one_whole_sentence_on_a_line_of_80_columns(group):
+    shown = runner.invoke(app, [*group, "--help"], env={"COLUMNS": "80"}).stdout
+    lines = shown[shown.index("─ Commands ─") :].splitlines()[1:]
+    rows = [line.strip("│ ") for line in lines if line.startswith("│")]
+    command = get_command(app)
+    for name in group:
+        command = command.commands[name]
+    assert [row.split()[0] for row in rows] == list(command.commands), "a sentence goes on"
+    for row in rows:
+        assert row.endswith("."), row
+        assert "…" not in row
 
 
 def test_methods_lists_every_method():

@@ -2,6 +2,7 @@
 Triton's interpreter where there is no accelerator) against the plain lines."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ F64 = torch.float64
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
+linux = pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux alone")
 
 
 def torchs(x, w, b):
@@ -151,10 +153,10 @@ def test_what_waits_is_done_where_something_else_follows(adapt, curvature, way):
         torch.testing.assert_close(states[1][name], value, rtol=1e-9, atol=1e-9)
 
 
+@linux
 @pytest.mark.parametrize("shape", [(3, 4, 9, 7), (2, 3, 40, 42), (5, 2, 2, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_blocks_kernels_are_the_plain_passes(shape, dtype):
-    pytest.importorskip("triton")
     from ibaml.execution.block_kernels import Kernels
 
     rng = torch.Generator().manual_seed(0)
@@ -196,12 +198,12 @@ def test_the_blocks_kernels_are_the_plain_passes(shape, dtype):
     near([Kernels.second(p, g, kept, *rest)], [_Plain.second(p.float(), g.float(), wide, *rest)])
 
 
+@linux
 @pytest.mark.parametrize(
     ("groups", "outputs", "channels", "kernel", "padding"),
     [(3, 40, 3, 3, (1, 1)), (1, 8, 1, 3, (1, 1)), (2, 5, 2, 5, (2, 0))],
 )
 def test_the_thin_layers_kernels_are_the_plain_products(groups, outputs, channels, kernel, padding):
-    pytest.importorskip("triton")
     torch.manual_seed(0)
     x = torch.randn(2, groups * channels, 9, 14, device=DEVICE)
     w = torch.randn(groups * outputs, channels, kernel, kernel, device=DEVICE, requires_grad=True)

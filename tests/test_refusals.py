@@ -165,6 +165,13 @@ DATA = {
     "devices differ": (replaced("query_y", lambda t: t.to("meta")), r"devices.*query_y on meta"),
     "no task dimension": (replaced("support_y", lambda t: t[0]), r"support_y.*\(6,\)"),
     "no examples": (replaced("support_x", lambda t: t[:, :0]), r"support_x"),
+    "empty examples": (replaced("support_x", lambda t: t[..., :0]), r"example of support_x is emp"),
+    "labels in a column": (
+        lambda fields: fields.update(
+            {name: fields[name][..., None] for name in ("support_y", "query_y")}
+        ),
+        r"support_y has shape \(2, 6, 1\).*support_y\.squeeze",
+    ),
     "not a tensor": (replaced("support_x", lambda t: t.tolist()), r"support_x"),
 }
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -228,6 +230,35 @@ def written_and_shown(cell, tmp_path, monkeypatch) -> None:
     assert 'src="bounds/bounds.png"' in page
     assert "x=&lt;1&gt;" in page
     assert "Theorem 2" in page
+
+
+def test_a_page_shows_any_name_and_title_as_the_text_it_is(tmp_path):
+    """And links to files of any name."""
+    hostile = '"><script>alert(1)</script>'
+    folder = tmp_path / "a 100%? #1"
+    folder.mkdir()
+    names = [f"{hostile.replace('/', '')}.png", "50% #2?.csv"]
+    lists = {key: [hostile] for key in ("setup", "agrees", "differs", "notes")}
+    result = {
+        "title": hostile, "command": hostile, "machine": hostile, "seed": 0, "seconds": 1.0,
+        "files": names, "table": [{hostile: hostile}], **lists,
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(result))
+    tags, links, texts = [], [], []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            tags.append(tag)
+            links.extend(value for name, value in attributes if name in ("href", "src"))
+
+        def handle_data(self, data):
+            texts.append(data.strip())
+
+    Reader().feed(write_page(tmp_path).read_text())
+    assert "script" not in tags
+    assert texts.count(hostile) == 8  # title, command, table's head and cell, four lists
+    where = [unquote(urlsplit(link).path) for link in links]
+    assert where == [f"{folder.name}/{n}" for n in (names[0], names[0], *names, "README.md")]
 
 
 @pytest.mark.parametrize("spectrum", ["one-small", "half-small", "linear", "geometric"])

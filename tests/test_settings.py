@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ibaml.files import write_whole
 from ibaml.training.settings import (
     FIELDS,
     METHODS,
@@ -27,11 +28,12 @@ def test_resolved_settings_survive_toml_and_resolve_to_themselves(method, data, 
     assert resolve(read_toml(file)) == settings
 
 
-@given(st.text(min_size=1, max_size=30).filter(lambda t: t.isprintable()))
+@example('line\nbreak, "quotes", \\back\\slashes\\, tab\t, return\r\n')
+@given(st.text(min_size=1, max_size=30))
 def test_any_path_survives_toml(tmp_path_factory, name):
     file = tmp_path_factory.mktemp("toml") / "config.toml"
-    file.write_text(write_toml(resolve({"root": name})))
-    assert read_toml(file)["root"] == name
+    write_whole(file, write_toml(resolve({"data": name})))
+    assert read_toml(file)["data"] == name
 
 
 def test_the_method_decides_what_was_not_given():
@@ -85,6 +87,7 @@ def test_what_is_wrong_is_refused_by_name(given_, words):
         ("ways = ", "no TOML"),
         ("[task]\nways = 5", "is a table; settings are flat"),
         ("wasy = 5", "wasy.*did you mean ways"),
+        ("val-every = 5\nval_every = 7", "val_every is there twice"),
     ],
 )
 def test_a_file_that_is_wrong_is_named(text, words, tmp_path):

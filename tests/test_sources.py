@@ -33,7 +33,7 @@ from ibaml.tasks import (
     miniimagenet,
     omniglot,
 )
-from ibaml.tasks.cache import cached
+from ibaml.tasks.cache import cached, entries
 from ibaml.tasks.catalog import open_data
 from ibaml.tasks.dataset import published, split_by_hash
 from ibaml.tasks.images import ImageError, decode
@@ -273,8 +273,7 @@ class TestUntrustedImages:
         (tmp_path / "f" / "c" / "worse.png").write_bytes(b"no image either")
         with pytest.raises(ImageError, match=r"2 of 14 images(.|\n)*b/bad(.|\n)*c/worse"):
             image_folder(tmp_path / "f", image_size=8)
-        cache = Path(os.environ["IBAML_CACHE"])
-        assert not cache.exists() or not list(cache.iterdir())
+        assert not entries()
 
 
 class TestUntrustedArchives:
@@ -490,14 +489,14 @@ class TestCache:
 
         with pytest.raises(RuntimeError, match="no"):
             cached("x", "d" * 30, build)
-        assert not list(Path(os.environ["IBAML_CACHE"]).glob("*"))
+        assert not entries()
 
     def test_a_damaged_entry_is_made_anew(self):
         def build():
             return np.arange(100, dtype=np.uint8), {"a": 1}
 
         cached("x", "f" * 30, build)
-        (entry,) = Path(os.environ["IBAML_CACHE"]).iterdir()
+        entry = entries()[0].path
         for damage in (
             lambda: (entry / "images.npy").write_bytes(b"short"),
             lambda: (entry / "images.npy").unlink(),
@@ -525,9 +524,11 @@ class TestCache:
         for w in workers:
             w.join()
         assert len(set(sums)) == 1
-        entries = list(Path(os.environ["IBAML_CACHE"]).iterdir())
-        assert len(entries) == 1
-        assert not entries[0].name.startswith(".")
+        (entry,) = entries()
+        assert entry.name == "race"
+        assert [p.name for p in Path(os.environ["IBAML_CACHE"]).iterdir()] == ["ibaml-datasets"]
+        inside = {p.name for p in (Path(os.environ["IBAML_CACHE"]) / "ibaml-datasets").iterdir()}
+        assert inside == {"CACHEDIR.TAG", entry.path.name}
 
 
 def _build_slowly(queue) -> None:
@@ -556,6 +557,11 @@ class TestFeatures:
             (np.zeros((2, 3), int), [0, 1], "must be floating"),
             (np.zeros((2, 3)), [0], "1 labels"),
             (np.full((2, 3), np.nan), [0, 1], "NaN"),
+            (np.zeros((2, 0)), [0, 1], "no columns"),
+            (np.zeros((2, 3)), np.array([0, np.nan]), r"labels\[1\] is nan, which is no class"),
+            (np.zeros((2, 3)), ["a", None], r"labels\[1\] is None, which is no class"),
+            (np.zeros((2, 3)), torch.tensor([[0], [1]]), r"got \(2, 1\): squeeze them"),
+            (np.zeros((2, 3)), [["a"], ["b"]], r"got \(2, 1\): squeeze them"),
         ],
     )
     def test_refusals(self, features, labels, message):

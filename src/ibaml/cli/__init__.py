@@ -20,8 +20,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="""Implicit Bayesian meta-learning.
 
-    From many small related tasks, learn a prior over a network's weights; then learn a new
-    task from a few examples, and know how sure to be.
+    From many small related tasks, learn a prior over a network's weights.
+    Then learn a new task from a few examples, and know how sure to be.
 
     Start with [bold]ibaml demo[/bold], which takes about three minutes.""",
 )
@@ -70,8 +70,11 @@ def demo(
     iterations: Annotated[int, typer.Option(min=1, help="Meta-iterations of 8 tasks.")] = 600,
     tasks: Annotated[int, typer.Option(min=2, help="Test tasks.")] = 200,
 ) -> None:
-    """Meta-train iBaML on characters of many scripts (about three minutes on two cores), then learn
-    five characters of a script it never saw from one example each."""
+    """Meta-train iBaML on characters of many scripts, and judge it.
+
+    It then learns five characters of a script it never saw from one example each.
+    That takes about three minutes on two cores.
+    """
     from ibaml import demo as story
 
     began = time.monotonic()

@@ -32,7 +32,9 @@ def commands(app: typer.Typer) -> None:
     """Add ``bench`` and what is under it."""
     from ibaml.complexity import Sweep
 
-    bench = typer.Typer(no_args_is_help=True, help="What does it cost here?")
+    bench = typer.Typer(
+        no_args_is_help=True, help="Measure what a meta-gradient costs on this machine."
+    )
     bench.callback()(lambda: None)  # so that a single command keeps its name
     bench.command("complexity")(with_options(complexity, Sweep))
     app.add_typer(bench, name="bench")
@@ -50,7 +52,9 @@ def complexity(
     ] = None,
     **given: Any,
 ) -> None:
-    """Time and memory of the meta-gradient against K and L: Figure 2 of the paper, here.
+    """Measure time and memory of the meta-gradient against K and L.
+
+    This is Figure 2 of the paper, on this machine.
 
     Forward (adaptation and query loss), backward (the meta-gradient) and both together, for MAML,
     iMAML, ABML and iBaML; a table, a CSV and a picture. Several values have commas between them.

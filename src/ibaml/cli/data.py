@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,11 +24,16 @@ from ibaml.cli.screen import console, say, told
 from ibaml.tasks.dataset import Dataset
 
 app = typer.Typer(
-    no_args_is_help=True, help="Datasets: list, info, preview, check, get.", rich_markup_mode="rich"
+    no_args_is_help=True,
+    help="Look at datasets, check them, fetch them, clear the cache.",
+    rich_markup_mode="rich",
 )
 
 Spec = Annotated[
-    str, typer.Argument(help="A name of `ibaml data list`, an image folder, a zip, or a CSV list.")
+    str,
+    typer.Argument(
+        help="A name of `ibaml data list`, an image folder or zip, a CSV list, an .npz."
+    ),
 ]
 Root = Annotated[
     Path | None, typer.Option(help="Where the files lie (default: $IBAML_DATA/NAME, or data/NAME).")
@@ -35,10 +41,15 @@ Root = Annotated[
 Splits = Annotated[
     Path | None, typer.Option(help='A JSON file {"train": [class, …], "val": …, "test": …}.')
 ]
-Size = Annotated[int, typer.Option(min=4, help="Side of the images of a folder of your own.")]
+Size = Annotated[
+    int | None,
+    typer.Option(
+        min=4, help="Side of the images of a folder or list of your own.", show_default="84"
+    ),
+]
 
 
-def load(spec: str, root: Path | None, splits: Path | None, size: int) -> Dataset:
+def load(spec: str, root: Path | None, splits: Path | None, size: int | None) -> Dataset:
     """Open a dataset with a bar while it is decoded for the first time."""
     from ibaml.tasks.catalog import open_data
 
@@ -70,7 +81,7 @@ def decoding() -> Iterator[Callable[[int, int], None]]:
 
 @app.command("list")
 def list_() -> None:
-    """The datasets known by name."""
+    """List the datasets that are known by name."""
     from ibaml.tasks.catalog import CATALOG
 
     table = Table()
@@ -83,8 +94,8 @@ def list_() -> None:
 
 
 @app.command()
-def info(spec: Spec, root: Root = None, splits: Splits = None, image_size: Size = 84) -> None:
-    """Classes, images, splits, licence, mean and deviation."""
+def info(spec: Spec, root: Root = None, splits: Splits = None, image_size: Size = None) -> None:
+    """Show classes, images, splits, licence, mean and deviation."""
     with told():
         data = load(spec, root, splits, image_size)
     counts = [data.count(c) for c in range(len(data.classes))]
@@ -110,7 +121,7 @@ def preview(
     spec: Spec,
     root: Root = None,
     splits: Splits = None,
-    image_size: Size = 84,
+    image_size: Size = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     ways: Annotated[int, typer.Option(min=1)] = 5,
     shots: Annotated[int, typer.Option(min=1)] = 1,
@@ -118,7 +129,7 @@ def preview(
     key: Annotated[int, typer.Option(help="Which episode.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Where the picture goes.")] = None,
 ) -> None:
-    """A contact sheet of one episode: support above, query below, with labels."""
+    """Draw one episode: support above, query below, with labels."""
     from ibaml.report import draw_episode
     from ibaml.tasks.episodes import Episodes
 
@@ -143,13 +154,16 @@ def check(
     spec: Spec,
     root: Root = None,
     splits: Splits = None,
-    image_size: Size = 84,
+    image_size: Size = None,
     ways: Annotated[int, typer.Option(min=1)] = 5,
     shots: Annotated[int, typer.Option(min=1)] = 1,
     queries: Annotated[int, typer.Option(min=1)] = 15,
 ) -> None:
-    """Unreadable or duplicate images, duplicates across splits, classes too small; and the
-    accuracy of nearest centroids on raw pixels, the floor any learner must beat."""
+    """Look for unreadable images, duplicates, leaks and small classes.
+
+    A leak is the same image in two splits. The accuracy of nearest centroids on
+    raw pixels is the floor that any learner must beat.
+    """
     from ibaml.tasks.inspect import inspect_dataset, nearest_centroid
 
     with told():
@@ -188,7 +202,7 @@ def get(
     name: Annotated[str, typer.Argument(help="A name of `ibaml data list`.")],
     root: Root = None,
 ) -> None:
-    """Download a dataset where that is free; else say what to bring, from whom, and where to."""
+    """Download a dataset, or say what to bring, from whom and where to."""
     from ibaml.tasks.catalog import CATALOG, data_folder
     from ibaml.tasks.download import fetch
 
@@ -213,6 +227,46 @@ def get(
             task = bar.add_task(remote.url.rsplit("/", 1)[-1], total=None)
             fetch(remote, folder, partial(_advance, bar, task))
     say(f"{name} is in {folder} ({known.licence})")
+
+
+@app.command()
+def cache(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Remove them; they are decoded again when asked for.")
+    ] = False,
+) -> None:
+    """List the datasets decoded on this disk, or clear them."""
+    from ibaml.tasks import cache as store
+
+    with told():
+        if clear:
+            cleared = store.clear()
+            say(f"removed {_count(cleared.removed)}: {_size(cleared.freed)} freed")
+            for left in cleared.left:
+                say(f"left alone: {left} (not a finished dataset of ibaml's)")
+            return
+        kept, folder = store.entries(), store.store_folder()
+    table = Table(box=None)
+    table.add_column("name")
+    table.add_column("size", justify="right")
+    table.add_column("made")
+    for entry in kept:
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.made))
+        table.add_row(entry.name, _size(entry.size), made)
+    if kept:
+        console.print(table, markup=False)
+    say(f"{_count(len(kept))}, {_size(sum(entry.size for entry in kept))}, in {folder}")
+
+
+def _count(entries: int) -> str:
+    return f"{entries} dataset{'' if entries == 1 else 's'}"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"
 
 
 def _advance(bar: Progress, task: TaskID, done: int, total: int | None) -> None:

@@ -14,8 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ibaml.cli.screen import console, say, told
 from ibaml.reproduce import STUDIES, Parts, Study, write_page, write_study
 
-_HELP = """Reproduce a figure, a table or a theorem of the paper: a folder with the picture (PNG,
-    PDF), the numbers (CSV) and a text that says what agrees with the paper and what does not.
+_HELP = """Reproduce a figure, a table or a theorem of the paper.
+
+    The result is a folder: the picture (PNG, PDF), the numbers (CSV), and a text
+    that says what agrees with the paper and what does not.
 
     Examples:
 

@@ -65,7 +65,7 @@ class Settings:
     """A comparison of arms. The defaults are the paper's protocol.
 
     Attributes:
-        data, root, splits, image_size: as `ibaml train` takes them.
+        data, root, splits, image_size: as `ibaml train` takes them; "" and 0 leave them out.
         queries: a class of a training task; test tasks have 15.
         train_tasks, batch: of every arm, and of one meta-step (the paper: 40,000 steps of 2).
         head_tasks, head_batch: the same for arms that adapt the head.
@@ -85,7 +85,7 @@ class Settings:
     data: str = "miniimagenet"
     root: str = ""
     splits: str = ""
-    image_size: int = 84
+    image_size: int = 0
     ways: int = 5
     shots: int = 5
     queries: int = 15
@@ -151,7 +151,7 @@ def run_settings(arm: Arm, study: Settings) -> RunSettings:
         "data": study.data,
         "root": study.root or None,
         "splits": study.splits or None,
-        "image_size": study.image_size,
+        "image_size": study.image_size or None,
         "ways": study.ways,
         "shots": study.shots,
         "queries": study.queries,

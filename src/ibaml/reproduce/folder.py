@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import html
 import io
 import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jinja2 import Environment, StrictUndefined
 
 from ibaml._version import __version__
 from ibaml.files import write_whole
@@ -204,51 +205,26 @@ def _sections(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 def write_page(root: Path) -> Path:
     """One page over all studies whose results lie under ``root``."""
     found = [(file.parent.name, _read(file)) for file in sorted(root.glob("*/result.json"))]
-    sections = [_section(folder, result) for folder, result in found if result is not None]
-    if not sections:
+    studies = [_shown(folder, result) for folder, result in found if result is not None]
+    if not studies:
         raise ValueError(f"{root} holds no results: run `ibaml reproduce` first")
     page = root / "index.html"
-    write_whole(page, _PAGE.format(sections="\n".join(sections)))
+    template = (resources.files("ibaml.reproduce") / "page.html").read_text("utf-8")
+    pages = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined)
+    write_whole(page, pages.from_string(template).render(studies=studies))
     return page
 
 
-def _section(folder: str, result: Mapping[str, Any]) -> str:
-    where = html.escape(folder, quote=True)
-    pictures = [name for name in result["files"] if name.endswith(".png")]
-    lines = [f"<h2>{html.escape(result['title'])}</h2>"]
-    lines += [f'<a href="{where}/{p}"><img src="{where}/{p}" alt=""></a>' for p in pictures]
-    lines += [f"<pre>{html.escape(result['command'])}</pre>"]
-    lines += [f"<p class=about>{html.escape(_about(result))}</p>"]
-    if table := result.get("table"):
-        lines += ["<table>", _line("th", table[0]), *(_line("td", r.values()) for r in table)]
-        lines += ["</table>"]
-    for title, key in _sections(result):
-        items = "".join(f"<li>{html.escape(s)}</li>" for s in result[key] or ["nothing"])
-        lines += [f"<h3>{title}</h3><ul class={key}>{items}</ul>"]
-    links = [f'<a href="{where}/{f}">{f}</a>' for f in (*result["files"], "README.md")]
-    lines += [f"<p class=about>{' · '.join(links)}</p>"]
-    return "\n".join(lines)
-
-
-def _line(tag: str, cells: Iterable[Any]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(str(c))}</{tag}>' for c in cells)}</tr>"
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>The paper, reproduced</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-        color: #222 }}
-img {{ max-width: 100%; border: 1px solid #ddd }}
-pre {{ background: #f4f4f4; padding: .6rem }}
-table {{ border-collapse: collapse }}
-th, td {{ border-bottom: 1px solid #ddd; padding: .2rem .8rem .2rem 0; text-align: left }}
-h2 {{ margin-top: 3rem; border-top: 1px solid #ddd; padding-top: 1rem }}
-.about {{ color: #666; font-size: 85% }}
-.agrees li::marker {{ content: "✓ "; color: #2e8b57 }}
-.differs li::marker {{ content: "✗ "; color: #c0392b }}
-</style></head><body>
-<h1>Scalable Bayesian Meta-Learning through Generalized Implicit Gradients, reproduced</h1>
-{sections}
-</body></html>
-"""
+def _shown(folder: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page shows of one study."""
+    sections = [(title, key, result[key] or ["nothing"]) for title, key in _sections(result)]
+    return {
+        "folder": folder,
+        "title": result["title"],
+        "command": result["command"],
+        "about": _about(result),
+        "table": result.get("table"),
+        "sections": sections,
+        "pictures": [name for name in result["files"] if name.endswith(".png")],
+        "links": [*result["files"], "README.md"],
+    }

@@ -122,6 +122,13 @@ def _check(batch: TaskBatch) -> None:
             )
         if 0 in t.shape[:2]:
             raise ValueError(f"{name} has no tasks or no examples: shape {tuple(t.shape)}")
+        if 0 in t.shape:
+            raise ValueError(f"one example of {name} is empty: shape {tuple(t.shape)}")
+        if name.endswith("_y") and not t.is_floating_point() and t.shape[2:] == (1,):
+            raise ValueError(
+                f"{name} has shape {tuple(t.shape)}, and class labels are (tasks, examples): give "
+                f"{name}.squeeze(-1)"
+            )
 
     def shapes(a: str, b: str) -> str:
         return f"{a} has shape {tuple(fields[a].shape)}, {b} has shape {tuple(fields[b].shape)}"

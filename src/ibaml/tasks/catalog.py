@@ -14,6 +14,7 @@ from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import Dataset, feature_vectors
 from ibaml.tasks.download import Remote
 from ibaml.tasks.errors import DataError
+from ibaml.tasks.kinds import FEATURES, IMAGE_SIZE, LIST, NAMES, kind_of_data, refusal
 from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
 from ibaml.tasks.sources.decode import Progress
 
@@ -99,18 +100,29 @@ def open_data(
     *,
     root: str | Path | None = None,
     splits: str | Path | None = None,
-    image_size: int = 84,
+    image_size: int | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
     """A dataset by name, or by the path of an image folder, a zip of one, a CSV list of images, or
-    an .npz of feature vectors x and labels y.
+    an .npz of feature vectors x and labels y. What such data do not read is refused.
+
+    Args:
+        root: where the files of a named dataset, or of a list, lie.
+        splits: JSON file with the classes of "train", "val" and "test", for data of your own.
+        image_size: side of the images of a folder or list, 84 unless given.
 
     >>> open_data("glyphs").members("test")      # doctest: +SKIP
     """
-    if spec == "glyphs":
-        return glyphs()
-    known = CATALOG.get(spec)
-    if known is not None and known.open is not None:
+    known, path = CATALOG.get(spec), Path(spec).expanduser()
+    if not spec or (known is None and (spec in NAMES or not path.exists())):
+        raise DataError(f"{spec!r} is neither a path nor one of {', '.join(CATALOG)}")
+    kind = kind_of_data(spec)
+    given = {"root": root, "splits": splits, "image_size": image_size}
+    if said := refusal(spec, kind, given):
+        raise DataError(said)
+    if known is not None:
+        if known.open is None:
+            return glyphs()
         folder = data_folder(spec, root)
         if not folder.exists():
             raise DataError(
@@ -118,17 +130,15 @@ def open_data(
                 f"(--root, or IBAML_DATA); `ibaml data get {spec}` helps"
             )
         return known.open(folder, progress)
-    path = Path(spec).expanduser()
-    if path.suffix.lower() in (".csv", ".tsv") and path.exists():
-        return image_list(path, root=root, image_size=image_size, progress=progress)
-    if path.suffix.lower() == ".npz" and path.exists():
-        return _features(path)
-    if path.exists():
-        return image_folder(path, splits=splits, image_size=image_size, progress=progress)
-    raise DataError(f"{spec!r} is neither a path nor one of {', '.join(CATALOG)}")
+    if kind is FEATURES:
+        return _features(path, splits)
+    size = IMAGE_SIZE if image_size is None else image_size
+    if kind is LIST:
+        return image_list(path, root=root, splits=splits, image_size=size, progress=progress)
+    return image_folder(path, splits=splits, image_size=size, progress=progress)
 
 
-def _features(path: Path) -> Dataset:
+def _features(path: Path, splits: str | Path | None) -> Dataset:
     """Feature vectors ``x`` and labels ``y`` of an .npz; nothing in it is executed."""
     import zipfile
 
@@ -139,7 +149,7 @@ def _features(path: Path) -> Dataset:
             missing = [n for n in ("x", "y") if n not in content]
             if missing:
                 raise DataError(f"{path} has no array {missing[0]!r}: it needs x (N, D) and y (N,)")
-            return feature_vectors(content["x"], content["y"], name=path.stem)
+            return feature_vectors(content["x"], content["y"], splits=splits, name=path.stem)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise

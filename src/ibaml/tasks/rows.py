@@ -22,6 +22,8 @@ def read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
         raise DataError(f"{origin}: is not UTF-8 text; save it as such ({error})") from error
     except csv.Error as error:
         raise DataError(f"{origin}: not a readable table ({error})") from error
+    except OSError as error:
+        raise DataError(f"{origin}: {error.strerror or error}") from error
     columns = reader.fieldnames or []
     for column in needed:
         if column not in columns:

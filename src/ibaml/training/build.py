@@ -18,9 +18,10 @@ from ibaml.linalg import ConjugateGradient
 from ibaml.objectives import Abml, Objective, PredictiveNll, QueryNll
 from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG, Solver
 from ibaml.tasks import Augment, EpisodeTasks, SinusoidTasks, Table, TableTasks, TaskSource
-from ibaml.tasks.catalog import CATALOG, open_data
+from ibaml.tasks.catalog import open_data
+from ibaml.tasks.kinds import NAMES, SINUSOIDS, TABLE
 from ibaml.tasks.sources.decode import Progress
-from ibaml.training.settings import Settings, SettingsError, near
+from ibaml.training.settings import Settings, SettingsError, data_kind, near
 
 
 def pick_device(settings: Settings, local_rank: int = 0) -> torch.device:
@@ -54,9 +55,7 @@ def pick_dtype(settings: Settings) -> torch.dtype:
 
 def located(settings: Settings) -> Settings:
     """The settings with paths that hold from every working directory."""
-    names = ("root", "splits") if settings.data in ("sinusoids", *CATALOG) else (
-        "data", "root", "splits",
-    )  # fmt: skip
+    names = ("root", "splits") if settings.data in NAMES else ("data", "root", "splits")
     given = {name: Path(value).expanduser() for name in names if (value := getattr(settings, name))}
     found: dict[str, Any] = {
         name: str(path.absolute()) for name, path in given.items() if path.exists()
@@ -76,23 +75,28 @@ def open_tasks(
         "device": device,
         "dtype": pick_dtype(settings),
     }
-    if settings.data == "sinusoids":
-        return SinusoidTasks(queries=settings.queries, **common)
-    if settings.target is not None:
+    kind = data_kind(vars(settings))
+    if kind is TABLE:
         assert settings.task is not None
         assert settings.features is not None
-        columns = [c.strip() for c in settings.features.split(",") if c.strip()]
+        assert settings.target is not None
         table = Table.read(
-            settings.data, task=settings.task, features=columns, target=settings.target
+            settings.data,
+            task=settings.task,
+            features=[c.strip() for c in settings.features.split(",") if c.strip()],
+            target=settings.target,
+            splits=settings.splits,
         )
         return TableTasks(table, **common)
+    assert settings.queries is not None
+    if kind is SINUSOIDS:
+        return SinusoidTasks(queries=settings.queries, **common)
     if Path(settings.data).suffix.lower() == ".tsv":
         raise SettingsError("a table needs task, features and target: name its columns")
-    if settings.data not in CATALOG and not Path(settings.data).expanduser().exists():
-        names = ("sinusoids", *CATALOG)
+    if settings.data not in NAMES and not Path(settings.data).expanduser().exists():
         raise SettingsError(
-            f"data {settings.data!r} is neither a path nor one of {', '.join(names)}"
-            f"{near(settings.data, names)}"
+            f"data {settings.data!r} is neither a path nor one of {', '.join(NAMES)}"
+            f"{near(settings.data, NAMES)}"
         )
     data = open_data(
         settings.data,

@@ -107,7 +107,8 @@ def what_to_lower(settings: Settings) -> str:
     names = []
     if settings.micro_batch is None or settings.micro_batch > 1:
         names.append("micro_batch (results stay the same)")
-    names.append("queries")
+    if settings.queries is not None:
+        names.append("queries")
     if settings.samples is not None and settings.samples > 1:
         names.append("samples")
     if settings.method in ("maml", "abml") and settings.steps:

@@ -1,7 +1,8 @@
 """What a training run is: every setting, its default, its meaning, and what is refused.
 
 One table serves the command line, the TOML file and the run folder. A setting left out takes the
-default of its method and data; a setting the method does not read is refused, not ignored.
+default of its method and data; a setting that the method or the data do not read is refused, not
+ignored.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+
+from ibaml.tasks.kinds import IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
 
 METHODS = ("ibaml", "abml", "imaml", "maml", "fomaml", "reptile")
 _POINT = ("imaml", "maml", "fomaml", "reptile")
@@ -71,10 +74,17 @@ class Settings:
         "images, an .npz of features x and labels y, or a table (with --target).", _DATA
     )  # fmt: skip
     root: str | None = setting(
-        None, "Where a named dataset's files lie.", _DATA, shown="$IBAML_DATA"
-    )
-    splits: str | None = setting(None, "JSON file of class splits for a folder of your own.", _DATA)
-    image_size: int = setting(84, "Side of the images of a folder of your own.", _DATA, least=4)
+        None, "Where the files of a named dataset, or of a CSV list, lie.", _DATA,
+        shown="$IBAML_DATA; beside the list",
+    )  # fmt: skip
+    splits: str | None = setting(
+        None, "JSON file with the classes (or tasks) of train, val and test, for your own data.",
+        _DATA, shown="as the data have it, else by a hash",
+    )  # fmt: skip
+    image_size: int | None = setting(
+        None, "Side of the images of a folder or list of your own.", _DATA, least=4,
+        shown=str(IMAGE_SIZE),
+    )  # fmt: skip
     task: str | None = setting(None, "Table: the column that names the task.", _DATA)
     features: str | None = setting(None, "Table: the input columns, comma-separated.", _DATA)
     target: str | None = setting(None, "Table: the column to predict.", _DATA)
@@ -83,7 +93,10 @@ class Settings:
         None, "Examples a class (or, in regression, a task).", _DATA, least=1,
         shown="1; regression 5",
     )  # fmt: skip
-    queries: int = setting(15, "Queries a class (or a task) of a training task.", _DATA, least=1)
+    queries: int | None = setting(
+        None, "Queries a class (or a task) of a training task.", _DATA, least=1,
+        shown=f"{QUERIES}; a table: all other rows",
+    )  # fmt: skip
     train_shots: int | None = setting(
         None, "Other shots in training than in the test (Reptile likes more).", _DATA, least=1,
         shown="shots; reptile: more",
@@ -139,7 +152,7 @@ class Settings:
     )
     cg_steps: int | None = setting(
         None, "L, conjugate-gradient steps of the implicit gradient.", _METHOD, least=1,
-        only=_IMPLICIT, shown="8",
+        only=_IMPLICIT, shown="as many as it takes, up to 64",
     )  # fmt: skip
     curvature: str | None = setting(
         None, "H: ggn is safe; energy is exact; lemma is the paper's.", _METHOD,
@@ -265,7 +278,7 @@ def near(name: str, known: typing.Iterable[str]) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Settings of a TOML file, the names as on the command line, with dashes or underscores."""
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -274,7 +287,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     for name, value in content.items():
         if isinstance(value, Mapping):
             raise SettingsError(f"{path}: [{name}] is a table; settings are flat, e.g. ways = 5")
-        found[name.replace("-", "_")] = value
+        plain = name.replace("-", "_")
+        if plain in found:
+            raise SettingsError(
+                f"{path}: {plain} is there twice, with dashes and underscores: keep one"
+            )
+        found[plain] = value
     for name in found:
         if name not in FIELDS:
             raise SettingsError(f"{path}: there is no setting {name!r}{near(name, FIELDS)}")
@@ -283,20 +301,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def write_toml(settings: Settings) -> str:
     """The settings as a TOML file that gives the same run again."""
-    lines = []
-    for name in FIELDS:
-        value = getattr(settings, name)
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            text = str(value).lower()
-        elif isinstance(value, str):
-            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-            text = f'"{escaped}"'
-        else:
-            text = repr(value)
-        lines.append(f"{name} = {text}")
-    return "\n".join(lines) + "\n"
+    import tomli_w  # the machine that measures has torch and numpy alone
+
+    values = {name: getattr(settings, name) for name in FIELDS}
+    return tomli_w.dumps({name: value for name, value in values.items() if value is not None})
 
 
 def resolve(given: Mapping[str, Any]) -> Settings:
@@ -348,12 +356,19 @@ def differs(ours: Settings, given: Settings) -> str | None:
     return None
 
 
+def data_kind(chosen: Mapping[str, Any]) -> Kind:
+    """The kind of data that settings name."""
+    return kind_of_data(chosen.get("data", "glyphs"), table=chosen.get("target") is not None)
+
+
 def is_regression(chosen: Mapping[str, Any]) -> bool:
-    return chosen.get("target") is not None or chosen.get("data") == "sinusoids"
+    return data_kind(chosen).regression
 
 
 def _refuse_unread(chosen: Mapping[str, Any], method: str) -> None:
     """Refuse settings that nothing would read, and settings that contradict each other."""
+    if chosen.get("data") == "":
+        raise SettingsError("data is empty: give a name or a path, or leave it out for glyphs")
     for name in chosen:
         only = FIELDS[name].metadata["only"]
         if only and method not in only:
@@ -364,6 +379,7 @@ def _refuse_unread(chosen: Mapping[str, Any], method: str) -> None:
     if table and len(table) < 3:
         missing = [name for name in ("task", "features", "target") if name not in table]
         raise SettingsError(f"a table needs {' and '.join(missing)} too ({table[0]} was given)")
+    refuse_unread_data(chosen)
     regression = is_regression(chosen)
     for name in ("ways", "rotations", "augment", "tie_head"):
         if regression and chosen.get(name):
@@ -402,13 +418,20 @@ def _refuse_unread(chosen: Mapping[str, Any], method: str) -> None:
         raise SettingsError(f"warmup ({warmup}) is longer than iterations ({iterations})")
 
 
+def refuse_unread_data(chosen: Mapping[str, Any]) -> None:
+    """Refuse settings that this kind of data does not read."""
+    if said := refusal(chosen.get("data", "glyphs"), data_kind(chosen), chosen):
+        raise SettingsError(said)
+
+
 def _what(chosen: Mapping[str, Any]) -> str:
-    return "a table" if chosen.get("target") is not None else str(chosen.get("data"))
+    return "a table" if data_kind(chosen) is TABLE else str(chosen.get("data"))
 
 
 def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
     """What was not given, by method and data."""
-    regression = is_regression(chosen)
+    kind = data_kind(chosen)
+    regression = kind.regression
     adapt = chosen.get("adapt", "head" if method in _IMPLICIT else "all")
     head = adapt == "head"
     solver = chosen.get("solver")
@@ -423,6 +446,9 @@ def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
         "shots": 5 if regression else 1,
         "meta_lr": 0.01 if head else 0.003,
     }
+    for name, usual in (("image_size", IMAGE_SIZE), ("queries", QUERIES)):
+        if kind.reads(name):
+            values[name] = usual
     if not regression:
         values["ways"] = 5
     else:
@@ -436,7 +462,7 @@ def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
     if method in _UNROLLED:
         values["learn_inner_lr"] = False
     if method in _IMPLICIT:
-        values.update(cg_steps=8, curvature="ggn", damping=0.0)
+        values.update(curvature="ggn", damping=0.0)
     if method == "ibaml":
         values["block"] = "all"
     if method in _GAUSSIAN:

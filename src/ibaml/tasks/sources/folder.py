@@ -26,7 +26,7 @@ def image_folder(
 ) -> Dataset:
     """Images in one folder per class, in a folder or a zip.
 
-    ``train``, ``val`` and ``test`` folders above the classes are the splits; else ``splits`` names
+    ``train``, ``val`` and ``test`` folders above the classes are the splits; or ``splits`` names
     a JSON file with lists of classes; else classes are split 64 : 16 : 20 by a hash of their name.
 
     >>> data = image_folder("photos/", image_size=84)      # doctest: +SKIP
@@ -37,12 +37,17 @@ def image_folder(
     while _wrapped(parts):
         parts = [p[1:] for p in parts]  # one folder around everything
     top = {p[0].casefold() for p in parts}
-    splitter: Splitter = split_by_hash
+    splitter = _splitter(splits)
     depth = 2
     if top & set(_SPLIT_NAMES):
         if not top <= set(_SPLIT_NAMES):
             odd = sorted(top - set(_SPLIT_NAMES))[0]
             raise DataError(f"{root}: {odd!r} lies beside folders named like splits; move it out")
+        if splits is not None:
+            raise DataError(
+                f"{root} has a folder for each split already: leave splits out, or move the class "
+                "folders out of them"
+            )
         depth = 3
         given: dict[str, set[str]] = {}
         for p in parts:
@@ -55,8 +60,6 @@ def image_folder(
             raise DataError(f"{root}: {n} lies {where}; put images into one folder per class")
     entries = [Entry(p[depth - 2], n) for n, p in zip(images, parts, strict=True)]
     _refuse_empty(tree, root)
-    if splits is not None:
-        splitter = partial(split_by_file, Path(splits))
     return load_images(
         name or Path(root).resolve().stem,
         [(tree, entries)],
@@ -72,13 +75,15 @@ def image_list(
     table: str | Path,
     *,
     root: str | Path | None = None,
+    splits: str | Path | None = None,
     image_size: int = 84,
     channels: Channels = 3,
     name: str | None = None,
     licence: str = "yours",
     progress: Progress | None = None,
 ) -> Dataset:
-    """Images listed in a CSV with the columns ``path``, ``label`` and optionally ``split``."""
+    """Images listed in a CSV with the columns ``path``, ``label`` and optionally ``split``; else
+    classes are split by the file ``splits``, or by a hash, as `image_folder` does."""
     table = Path(table)
     rows = read_rows(table, ("path", "label"))
     tree = Tree.open(table.parent if root is None else root)
@@ -89,8 +94,12 @@ def image_list(
             f"{table}: {len(missing)} of {len(rows)} files are missing under {tree.root}, the "
             f"first is {missing[0]!r}"
         )
-    splitter: Splitter = split_by_hash
+    splitter = _splitter(splits)
     if "split" in rows[0]:
+        if splits is not None:
+            raise DataError(
+                f"{table} has a column 'split' already: leave splits out, or drop the column"
+            )
         lists: dict[str, set[str]] = {}
         for number, row in enumerate(rows, start=2):
             if row["split"] not in SPLITS:
@@ -113,6 +122,10 @@ def image_list(
 
 
 _SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+def _splitter(splits: str | Path | None) -> Splitter:
+    return split_by_hash if splits is None else partial(split_by_file, Path(splits))
 
 
 def _wrapped(parts: Sequence[Sequence[str]]) -> bool:

@@ -1,0 +1,104 @@
+"""Which kind of data does a name or a path mean, and which settings does each kind read?
+
+Told by the name alone: a run folder is read where its data are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+IMAGE_SIZE = 84  # of images that have no size of their own
+QUERIES = 15
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of data: what it is, and the settings it does not read, each with the reason."""
+
+    what: str
+    unread: Mapping[str, str]
+    regression: bool = False
+
+    def reads(self, name: str) -> bool:
+        return name not in self.unread
+
+
+_COLUMNS = dict.fromkeys(("task", "features", "target"), "it names columns of a table")
+_NO_IMAGES = "it holds no images"
+_ITSELF = "its path says where it lies"
+
+GLYPHS = Kind(
+    "a dataset made here",
+    {
+        "root": "no files are read",
+        "splits": "its test classes are other scripts",
+        "image_size": "its images are 28×28",
+        **_COLUMNS,
+    },
+)
+PUBLISHED = Kind(
+    "a published dataset",
+    {
+        "splits": "its splits are the published ones",
+        "image_size": "its images have a size of their own",
+        **_COLUMNS,
+    },
+)
+FOLDER = Kind("a folder or zip of images", {"root": _ITSELF, **_COLUMNS})
+LIST = Kind("a list of images", _COLUMNS)
+FEATURES = Kind(
+    "an .npz of features",
+    {
+        "root": _ITSELF,
+        **dict.fromkeys(("image_size", "rotations", "augment"), _NO_IMAGES),
+        **_COLUMNS,
+    },
+)
+TABLE = Kind(
+    "a table",
+    {
+        "root": _ITSELF,
+        "image_size": _NO_IMAGES,
+        "queries": "a task is judged by all rows that are not among its shots",
+    },
+    regression=True,
+)
+SINUSOIDS = Kind(
+    "a family of functions",
+    {
+        "root": "no files are read",
+        "splits": "every split draws tasks of its own",
+        "image_size": _NO_IMAGES,
+        **_COLUMNS,
+    },
+    regression=True,
+)
+
+NAMES: dict[str, Kind] = {
+    "sinusoids": SINUSOIDS,
+    "glyphs": GLYPHS,
+    **dict.fromkeys(("omniglot", "miniimagenet", "cifar-fs", "fc100", "cub"), PUBLISHED),
+}
+
+
+def kind_of_data(spec: str, *, table: bool = False) -> Kind:
+    """The kind of data of a name or path; ``table`` says that the columns of a table are named."""
+    if spec in NAMES:
+        return NAMES[spec]
+    suffix = Path(spec).suffix.lower()
+    if suffix == ".npz":
+        return FEATURES
+    if table and suffix != ".zip":
+        return TABLE
+    return LIST if suffix in (".csv", ".tsv") else FOLDER
+
+
+def refusal(spec: str, kind: Kind, given: Mapping[str, Any]) -> str | None:
+    """The sentence that refuses the first setting given that this kind of data does not read."""
+    for name, reason in kind.unread.items():
+        if given.get(name) is not None and given[name] is not False:
+            return f"{name} is not read for {spec} ({kind.what}): {reason}. Leave it out"
+    return None
