@@ -276,7 +276,7 @@ def test_negative_curvature_is_reported_and_harms_no_other_task():
 
 
 def test_diagnostics_tell_the_story():
-    learner = ibaml.methods.ibaml(mlp_model(), init_log_var=-3.0)
+    learner = ibaml.methods.ibaml(mlp_model(), init_log_var=-3.0, cg_steps=5)
     with pytest.raises(RuntimeError, match="call the learner"):
         _ = learner.diagnostics
     batch = class_batch((3,))

@@ -134,7 +134,7 @@ def test_tables_of_unequal_tasks_train_and_micro_batches_agree(tmp_path):
     assert relative(gradient(make(resolve({**given, "micro_batch": 1}))), whole) <= 1e-12
     seen = Recorder()
     train(resolve(given), tmp_path / "run", watchers=lambda run, learner: [seen])
-    assert seen.validations[-1][1]["rmse"] < 1.2
+    assert seen.validations[-1][1]["rmse"] < 15  # years
 
 
 def test_tasks_of_unequal_size_train_together(tmp_path):

@@ -48,8 +48,8 @@ def meta_train(out: Path, iterations: int, watchers: Watchers) -> tuple[Run, Out
     folder = out / "run"
     try:
         found = open_run(folder)
-        done = [int(p.stem.split("-")[1]) for p in found.saved()]
-        if found.settings.iterations == iterations and done and max(done) < iterations:
+        done, _ = found.newest()
+        if found.settings.iterations == iterations and done and done.step < iterations:
             return resume(folder, watchers=watchers)
     except RunError:
         pass

@@ -12,6 +12,8 @@ from ibaml.linalg import Reason
 from ibaml.metastep import MetaStep
 from ibaml.solve import Solution
 
+UNSOLVED = 0.1  # ‖b − Hu‖/‖b‖ above which a meta-gradient rests on an unsolved system
+
 
 @dataclass(frozen=True)
 class Diagnostics:
@@ -74,6 +76,12 @@ class Diagnostics:
         return None if linear is None else linear.residual
 
     @property
+    def unsolved(self) -> Tensor | None:
+        """Tasks whose linear system counts as unsolved: a relative residual above `UNSOLVED`."""
+        residual = self.cg_residual
+        return None if residual is None else residual > UNSOLVED
+
+    @property
     def cg_steps(self) -> Tensor | None:
         linear = self.step.linear
         return None if linear is None else linear.steps
@@ -109,7 +117,8 @@ class Diagnostics:
             row += [f"{n[t]:.2e}" for n in norms.values()]
             row += [str(int(self.steps[t])), self.reason[t].sentence]
             if residual is not None and steps is not None and reasons is not None:
-                row += [str(int(steps[t])), f"{residual[t]:.2e}", reasons[t].sentence]
+                said = reasons[t].sentence + (", unsolved" if residual[t] > UNSOLVED else "")
+                row += [str(int(steps[t])), f"{residual[t]:.2e}", said]
             rows.append(row)
         widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
         return "\n".join(

@@ -95,7 +95,7 @@ def imaml(
 
     Args:
         lam: λ, on the mean nll.
-        cg_steps: L (default 5).
+        cg_steps: L, the steps of conjugate gradients (default: as many as it takes, up to 64).
         curvature: ``"energy"`` (default, exact) or ``"ggn"``.
     """
     if not 0 <= lam < math.inf:
@@ -166,7 +166,7 @@ def ibaml(
 
     Args:
         steps, lr: K steps of gradient descent with step size α (defaults 5, 0.01).
-        cg_steps: L, the steps of conjugate gradients (default 5).
+        cg_steps: L, the steps of conjugate gradients (default: as many as it takes, up to 64).
         curvature: ``"ggn"`` (default, safe), ``"energy"`` (exact) or ``"lemma"`` (the paper's).
         damping: μ, relative to the prior's precision (default 0).
         block: ``"all"`` (default) or ``"mean"``: curvature of the loss for the means alone.
@@ -243,11 +243,9 @@ def _implicit(
                 "Implicit(...), or leave gradient out"
             )
         return gradient
-    return Implicit(
-        Curvature(
-            default if curvature is None else curvature,
-            0.0 if damping is None else damping,
-            "all" if block is None else block,
-        ),
-        ConjugateGradient(5 if cg_steps is None else cg_steps),
+    chosen = Curvature(
+        default if curvature is None else curvature,
+        0.0 if damping is None else damping,
+        "all" if block is None else block,
     )
+    return Implicit(chosen) if cg_steps is None else Implicit(chosen, ConjugateGradient(cg_steps))

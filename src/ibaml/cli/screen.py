@@ -102,6 +102,9 @@ class LiveView:
         residuals = [s.cg_residual for s in steps if s.cg_residual is not None]
         if residuals:
             parts.append(f"CG residual {residuals[-1]:.1e}")
+        unsolved = [s.unsolved for s in steps if s.unsolved is not None]
+        if unsolved and unsolved[-1] > 0:
+            parts.append(f"unsolved {100 * unsolved[-1]:.0f} %")
         out, total = sum(s.left_out for s in steps), sum(s.tasks for s in steps)
         parts.append(f"diverged {100 * out / max(total, 1):.0f} %")
         return "  ".join(parts)

@@ -39,8 +39,9 @@ _HELP = """Meta-train a method on a dataset; the result is a run folder.
 
     torchrun --nproc-per-node 4 -m ibaml train --data omniglot --out runs/omniglot
 
-    A setting left out takes the default of its method and data; all of them are in RUN/config.toml.
-    Ctrl-C saves and stops; --resume goes on as if nothing had happened. See docs/training.md."""
+    A setting left out takes the default of its method and data.
+    RUN/config.toml holds all of them. Ctrl-C saves and stops; --resume goes on
+    as if nothing had happened. See docs/training.md."""
 
 
 def _train(
@@ -70,16 +71,17 @@ def _train(
 
     with told():
         if resume is not None:
-            extra = sorted(set(named) - {"iterations"})
+            changes = {"iterations", "micro_batch"}
+            extra = sorted(set(named) - changes)
             if extra or config is not None or out is not None:
                 what = option(extra[0]) if extra else ("--config" if config else "--out")
                 raise SettingsError(
                     f"{what} does not go with --resume: a run keeps its settings (only "
-                    "--iterations may change)"
+                    "--iterations and --micro-batch may change)"
                 )
             with decoding() as progress:
                 run, outcome = training.resume(
-                    resume, iterations=named.get("iterations"), watchers=watchers, progress=progress
+                    resume, **named, watchers=watchers, progress=progress
                 )
         else:
             settings = resolve({**(read_toml(config) if config else {}), **named})

@@ -18,6 +18,7 @@ from ibaml.linalg.result import (
     Reason,
     all_done,
     dot,
+    is_recorded,
     norm,
     per_system,
     relative_residual,
@@ -35,6 +36,8 @@ class ConjugateGradient:
         precondition: use the diagonal that comes with the system, where one does.
         start: ``"zero"``, or ``"diagonal"`` for the warm start u₀ = b / diagonal.
         refresh: recompute the true residual after this many steps, against drift.
+        recorded: at most this many steps in a CUDA recording, where nobody may look at the
+            residual and all steps are taken; None: ``steps``.
 
     A direction of negative curvature stops its system at the iterate before it.
 
@@ -48,6 +51,7 @@ class ConjugateGradient:
     precondition: bool = True
     start: Literal["zero", "diagonal"] = "zero"
     refresh: int = 50
+    recorded: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 0:
@@ -58,6 +62,8 @@ class ConjugateGradient:
             raise ValueError(f'start must be "zero" or "diagonal", got {self.start!r}')
         if self.refresh < 1:
             raise ValueError(f"refresh must be 1 or more, got {self.refresh}")
+        if self.recorded is not None and self.recorded < 1:
+            raise ValueError(f"recorded must be 1 or more, or None; got {self.recorded}")
 
     def __call__(self, matvec: MatVec, b: Tensor, diagonal: Tensor | None = None) -> LinearSolution:
         eps = torch.finfo(b.dtype).eps
@@ -78,7 +84,10 @@ class ConjugateGradient:
         reason = torch.where(rz.isfinite(), reason, Reason.NONFINITE)
         u = torch.where(reason == Reason.NONFINITE, torch.zeros_like(u), u)
 
-        for k in range(self.steps):
+        steps_here = self.steps
+        if self.recorded is not None and is_recorded(b):
+            steps_here = min(self.steps, self.recorded)
+        for k in range(steps_here):
             active = reason == Reason.STEPS
             if self.tol is not None and all_done(active):
                 break

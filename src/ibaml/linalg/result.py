@@ -89,6 +89,9 @@ def relative_residual(r: Tensor, b: Tensor) -> Tensor:
 def all_done(active: Tensor) -> bool:
     """Whether no system (or task) is active any more. Nobody looks while a CUDA graph is recorded:
     masks keep what is done as it is, and all steps are taken."""
-    if active.is_cuda and torch.cuda.is_current_stream_capturing():
-        return False
-    return not bool(active.any())
+    return not is_recorded(active) and not bool(active.any())
+
+
+def is_recorded(t: Tensor) -> bool:
+    """Whether a CUDA graph is being recorded, so that no value may be looked at."""
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()

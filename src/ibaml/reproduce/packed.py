@@ -34,5 +34,7 @@ def unpacked(content: dict[str, Any]) -> ClassScores:
     return ClassScores(
         keys=tuple(content["keys"]),
         correct=correct,
-        **{name: a.astype(np.float64) for name, a in shaped.items()},
+        nll=shaped["nll"].astype(np.float64),
+        confidence=shaped["confidence"].astype(np.float64),
+        brier=shaped["brier"].astype(np.float64),
     )

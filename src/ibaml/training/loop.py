@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -34,12 +35,15 @@ from ibaml.training.outer import (
     restore_optimiser,
 )
 from ibaml.training.processes import Processes
-from ibaml.training.run import Run, write_config
+from ibaml.training.rise import WINDOW, Rise
+from ibaml.training.run import Run, RunError, write_config
 from ibaml.training.settings import Settings
 from ibaml.training.watch import Step, Watcher
 
 _NOISE = 7  # the stream of seeds the meta-steps draw from
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHRINK = 0.3  # the step size after a run went back to its best weights
+_RETURNS = 3  # how often it does
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,12 @@ class Trainer:
             None if settings.ema is None else Average(settings.ema, learner.named_parameters())
         )
         self.step = 0
-        self.best: float | None = None
+        self.best: float | None = None  # validation nll
+        self.best_step = 0
         self.faulty = 0  # iterations in a row
+        self.rise = Rise()
+        self.returns = 0  # to the best weights
+        self.unheard: OSError | None = None  # why a watcher failed
         self._asked = 0  # the signal this process caught
         self._agreed = 0  # the signal all processes know of
 
@@ -97,10 +105,20 @@ class Trainer:
 
     def facts(self) -> dict[str, Any]:
         updates = 0 if self.average is None else self.average.updates
-        return {"best": self.best, "faulty": self.faulty, "updates": updates}
+        return {
+            "best": self.best, "best_step": self.best_step, "faulty": self.faulty,
+            "updates": updates, "rise": self.rise.facts(), "returns": self.returns,
+        }  # fmt: skip
 
     def restore(self, content: bytes) -> None:
         """Go back to a checkpoint."""
+        facts = self._fill(content)
+        self.step, self.best, self.faulty = facts["step"], facts["best"], facts["faulty"]
+        self.best_step, self.returns = facts["best_step"], facts["returns"]
+        self.rise.restore(facts["rise"])
+
+    def _fill(self, content: bytes) -> dict[str, Any]:
+        """Take weights, average and the optimiser's memory from a checkpoint."""
         tensors, facts = unpack(content)
         self.learner.load_state_dict(under("learner", tensors))
         restore_optimiser(self.optimiser, under("optimiser", tensors))
@@ -108,7 +126,7 @@ class Trainer:
             for name, value in under("average", tensors).items():
                 self.average.values[name].copy_(value)
             self.average.updates = facts["updates"]
-        self.step, self.best, self.faulty = facts["step"], facts["best"], facts["faulty"]
+        return facts
 
     def save(self) -> None:
         if self.run is not None and self.processes.first:
@@ -147,9 +165,15 @@ class Trainer:
         sums = self.parameters[0].new_zeros(3)
         for batch in self.tasks.batches("train", keys):
             loss = self.learner(batch, torch.Generator().manual_seed(seed))
-            out = self.learner.diagnostics.left_out.sum()
+            left_out = self.learner.diagnostics.left_out
+            before = len(batch) - left_out.sum()
+            found = torch.autograd.grad(loss * before, self.parameters, allow_unused=True)
+            out = left_out.sum()  # the way back may have left out more
             kept = len(batch) - out
-            (loss * kept).backward()
+            share = kept / before.clamp(min=1)  # 1 but for those, and then the sum of the others
+            for p, g in zip(self.parameters, found, strict=True):
+                if g is not None and p.grad is not None:
+                    p.grad += g * share
             zero = torch.zeros_like(loss)
             sums += torch.stack([torch.where(kept > 0, loss.detach() * kept, zero), kept, out])
         return sums
@@ -160,7 +184,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         parts = [loss, kept, out, norm, *caught]
         seen = torch.stack([t.to(norm.dtype) for t in parts]).tolist()
-        rate = rate_at(self.settings, self.step)
+        rate = rate_at(self.settings, self.step) * _SHRINK**self.returns
         moved = seen[1] > 0 and math.isfinite(seen[3])
         if moved:
             for group in self.optimiser.param_groups:
@@ -185,10 +209,11 @@ class Trainer:
             seen = self.learner.diagnostics
         except RuntimeError:  # this process has no tasks
             return report
-        residual, norms = seen.cg_residual, seen.gradient_norm
+        residual, norms, unsolved = seen.cg_residual, seen.gradient_norm, seen.unsolved
         return replace(
             report,
             cg_residual=None if residual is None else float(residual.nanmean()),
+            unsolved=None if unsolved is None else float(unsolved.double().mean()),
             inner_gradient=None
             if norms is None
             else {name: float(n.nanmean()) for name, n in norms.items()},
@@ -202,6 +227,8 @@ class Trainer:
         self.fit_memory()
         validates = settings.val_every > 0 and has_tasks(self.tasks, "val")
         self._tell("started", self.step, settings.iterations)
+        if self.unheard is not None:  # nothing is lost yet
+            raise RunError(f"{_reason(self.unheard)}: make room, or choose another place")
         if settings.val_every > 0 and not validates:
             self._tell("told", f"{self.tasks.name} has no validation tasks of this size: none done")
         try:
@@ -213,8 +240,8 @@ class Trainer:
     def _loop(self, validates: bool) -> Outcome:
         settings = self.settings
         saved = self.step
-        if not settings.iterations:
-            self.save()
+        if self.step >= settings.iterations:
+            self.save()  # nothing to do, or nothing but the best state was left of the last step
         while self.step < settings.iterations:
             try:
                 report = self.advance()
@@ -226,6 +253,8 @@ class Trainer:
                     f"{what_to_lower(settings)}"
                 ) from error
             self._tell("stepped", report)
+            if settings.method != "reptile" and self.rise.watch(self.step, report.loss):
+                self._go_back()  # (Reptile's loss is a distance)
             if self.faulty >= settings.patience:
                 self._give_up(saved)
             last = self.step == settings.iterations
@@ -237,8 +266,79 @@ class Trainer:
                 self.save()
                 saved = self.step
             if stop:
+                self._complain()
                 return Outcome(self.step, stop)
+        self._complain()
+        if validates and self.best is not None and self.best_step < self.step:
+            self._tell(
+                "told",
+                f"the best weights are those after iteration {self.best_step} (validation nll "
+                f"{self.best:.3f}), not the last: evaluate and load take the best",
+            )
         return Outcome(self.step)
+
+    def _complain(self) -> None:
+        """Say what could not be written, now that what was learned is saved."""
+        if self.unheard is not None:
+            raise RunError(
+                f"{_reason(self.unheard)}: saved after iteration {self.step}. Make room, then: "
+                f"ibaml train --resume {self._place()}"
+            )
+
+    def _go_back(self) -> None:
+        """The training loss is far above its best: on from the best weights with a smaller step, or
+        an end with a diagnosis."""
+        rise = self.rise
+        assert rise.loss is not None
+        assert rise.best is not None
+        what = (
+            f"the training loss rose to {rise.loss:.3g} (median of {WINDOW} iterations), far above "
+            f"its best, {rise.best:.3g} around iteration {rise.step}"
+        )
+        here = self.run is not None and self.processes.first and self.best is not None
+        content = None
+        if here and self.returns < _RETURNS:
+            assert self.run is not None
+            content = self.run.weights("best").content if self.run.best_score() else None
+        content = self.processes.from_first(content, self.device)
+        if content is None:
+            smaller = f"{_SHRINK * rate_at(self.settings, 0):.1g}"
+            why = f" after {self.returns} returns to the best weights" if self.returns else ""
+            kept = (
+                f"The best weights on the validation tasks are kept ({self.run.best})."
+                if self.run is not None and self.best is not None
+                else "No weights were validated before; set val_every to less."
+            )
+            raise Diverged(
+                f"stopped in iteration {self.step}: {what}{why}. Lower meta_lr (now "
+                f"{self.settings.meta_lr:g}, try {smaller}). {self._unsolved()}{kept}"
+            )
+        step = self._fill(content)["step"]
+        self.rise.begin_anew()
+        self.returns += 1
+        self._tell(
+            "told",
+            f"iteration {self.step}: {what}; going on from the best weights (iteration {step}) "
+            f"with {_SHRINK:g} times the step. {self._unsolved()}".rstrip(),
+        )
+
+    def _unsolved(self) -> str:
+        """A sentence where the linear systems behind the last gradient were not solved."""
+        try:
+            seen = self.learner.diagnostics
+        except RuntimeError:
+            return ""
+        unsolved, residual = seen.unsolved, seen.cg_residual
+        if unsolved is None or residual is None or not bool(unsolved.any()):
+            return ""
+        return (
+            f"The linear systems behind the meta-gradient are not solved in "
+            f"{100 * float(unsolved.double().mean()):.0f} % of the tasks (relative residual up to "
+            f"{float(residual[unsolved].max()):.1g}): raise cg_steps, or damping. "
+        )
+
+    def _place(self) -> str:
+        return "RUN" if self.run is None else shlex.quote(str(self.run.path))
 
     def _stop(self) -> int:
         """The signal to stop by: at once in one process, when all know of it in several."""
@@ -264,12 +364,12 @@ class Trainer:
             result = {name: value / count for name, value in found.items()}
             if second == "rmse":
                 result["rmse"] = result["rmse"] ** 0.5
-            best = result["nll"] < (float("inf") if self.best is None else self.best)
-            if best:
-                self.best = result["nll"]
-                if self.run is not None and self.processes.first:
-                    weights = {f"learner/{n}": t for n, t in self.learner.state_dict().items()}
-                    self.run.save_best(self.step, weights, {"validation": result})
+        best = result["nll"] < (float("inf") if self.best is None else self.best)
+        if best:
+            self.best, self.best_step = result["nll"], self.step
+            if self.run is not None and self.processes.first:
+                facts = {**self.facts(), "validation": result}
+                self.run.save_best(self.step, self.state(), facts)
         self._tell("validated", self.step, result, best)
         return result
 
@@ -297,8 +397,15 @@ class Trainer:
             raise Diverged(f"stopped. {diagnose(self.learner, self.settings)}")
 
     def _tell(self, what: str, *words: Any) -> None:
+        """A watcher that cannot write (a full disk) asks for an end, as a signal does: what was
+        learned is saved before anybody complains."""
         for watcher in self.watchers:
-            getattr(watcher, what)(*words)
+            try:
+                getattr(watcher, what)(*words)
+            except OSError as error:
+                if self.unheard is None:
+                    self.unheard = error
+                    self._asked = self._asked or signal.SIGTERM
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -326,31 +433,45 @@ class Trainer:
     def fit_memory(self) -> None:
         """Estimate a meta-step's memory from one task and two; choose the micro-batch where none
         was given, and refuse what cannot fit."""
-        mine = len(self.processes.share(range(self.settings.tasks)))
-        free = free_bytes(self.device)
-        if free is None or self.step >= self.settings.iterations:
+        if self.step >= self.settings.iterations:
             return
-        if self.device.type != "cuda":
-            free //= self.processes.local_world
-        wanted = min(self.settings.micro_batch or mine, max(mine, 1))
-        one = self._probe(1)
-        two = self._probe(2) if wanted > 1 else 2 * one
-        each = max(two - one, 1)
-        fixed = max(one - each, 0)
-        fits = int((0.9 * free - fixed) / each)
+        world = self.processes.world
+        mine = -(-self.settings.tasks // world)  # the most that one process has
+        free = free_bytes(self.device)
+        wanted = min(self.settings.micro_batch or mine, mine)
+        each, fixed, fits = 1, 0, wanted
+        if free is not None:
+            if self.device.type != "cuda":
+                free //= self.processes.local_world
+            one = self._probe(1)
+            two = self._probe(2) if wanted > 1 else 2 * one
+            each = max(two - one, 1)
+            fixed = max(one - each, 0)
+            fits = int((0.9 * free - fixed) / each)
+        fits = self.processes.least(fits, self.device)  # the same in all: sums are rounded alike
         if fits < 1 or (self.settings.micro_batch is not None and fits < wanted):
-            raise TrainingError(
-                f"{wanted if fits >= 1 else 1} task(s) at once need about "
-                f"{_size(fixed + each * (wanted if fits >= 1 else 1))} and {_size(free)} are free: "
-                f"lower {what_to_lower(self.settings)}"
+            least = wanted if fits >= 1 else 1
+            need = f"{least} task(s) at once need about {_size(fixed + each * least)} and " + (
+                "less" if free is None else _size(free)
             )
+            if self.step:
+                raise TrainingError(
+                    f"{need} is free. The run goes through {wanted} at a time: free some memory, "
+                    "or choose another number, whose sums are rounded differently (ibaml train "
+                    f"--resume {self._place()} --micro-batch {max(fits, 1)})"
+                )
+            raise TrainingError(f"{need} is free: lower {what_to_lower(self.settings)}")
         chosen = min(wanted, fits)
-        self.settings = replace(self.settings, micro_batch=max(chosen, 1))
+        self.settings = replace(self.settings, micro_batch=chosen)
+        if self.run is not None:
+            # a resumed run takes the same number, whatever is free then
+            self.run = replace(self.run, settings=self.settings)
+            if self.processes.first:
+                write_config(self.run)
         if chosen < mine:
             self._tell("told", f"{mine} tasks go through {chosen} at a time")
-            if self.run is not None and self.processes.first:
-                # a resumed run takes the same ones, whatever is free then
-                write_config(replace(self.run, settings=self.settings))
+        if free is None:
+            return
         self._tell(
             "told",
             f"execution: {self.learner.strategy}; memory: about {_size(fixed + each * chosen)} for "
@@ -366,6 +487,8 @@ class Trainer:
                 self.learner(batch, torch.Generator().manual_seed(0)).backward()
 
         try:
+            for batch in batches:
+                self.learner.examine(batch)  # done once, so it is not to be measured
             return peak_bytes(meta_gradient, self.device)
         except Exception as error:
             if not out_of_memory(error):
@@ -383,6 +506,11 @@ class Trainer:
 def _chunks(keys: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     for begin in range(0, len(keys), max(size, 1)):
         yield keys[begin : begin + size]
+
+
+def _reason(error: OSError) -> str:
+    what = error.filename or "what happens in the run"
+    return f"{what} could not be written ({error.strerror or error})"
 
 
 def _size(count: float) -> str:

@@ -63,13 +63,17 @@ class Processes:
         dist.broadcast(data, 0)
         return data.cpu().numpy().tobytes()
 
+    def least(self, number: int, device: torch.device) -> int:
+        """The smallest of all processes' numbers."""
+        if self.world == 1:
+            return number
+        found = torch.tensor([number], device=device)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found.item())
+
     def all_agree(self, sound: bool, device: torch.device) -> bool:
         """Whether something is true in every process."""
-        if self.world == 1:
-            return sound
-        flag = torch.tensor([1 if sound else 0], device=device)
-        dist.all_reduce(flag, dist.ReduceOp.MIN)
-        return bool(flag.item())
+        return bool(self.least(int(sound), device))
 
 
 def who_am_i() -> Processes:

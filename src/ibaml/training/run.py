@@ -4,13 +4,12 @@ config.json      settings, data, versions, git revision, command
 config.toml      the settings, to start the same run again
 log.jsonl        what happened, one JSON object a line
 tensorboard/     the same for TensorBoard
-checkpoints/     step-N.safetensors (the last few) and best.safetensors
+checkpoints/     step-N.safetensors (the last few) and best.safetensors, each a whole state
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import platform
@@ -20,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from ibaml.files import write_whole
 from ibaml.training.checkpoint import CheckpointError, pack, unpack
 from ibaml.training.settings import FIELDS, Settings, SettingsError, resolve, write_toml
 
-FORMAT = 1
+FORMAT = 2
 _STEP = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -47,6 +46,9 @@ class Run:
     path: Path
     settings: Settings
     data: dict[str, Any]
+    _seen: dict[Path, tuple[tuple[int, ...], bool]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # files that were read (or written) here, as they were then, and whether they were sound
 
     @property
     def checkpoints(self) -> Path:
@@ -56,25 +58,32 @@ class Run:
     def best(self) -> Path:
         return self.checkpoints / "best.safetensors"
 
-    def prolonged(self, iterations: int) -> Run:
-        """The run with another end, which must lie ahead."""
-        settings = resolve({**dataclasses.asdict(self.settings), "iterations": iterations})
-        done = max((_step(path) for path in self.saved()), default=0)
-        if iterations < done:
-            raise RunError(f"{self.path} is at iteration {done} already: --iterations must be more")
+    def changed(self, **choices: Any) -> Run:
+        """The run with another end, which must lie ahead, or another micro-batch."""
+        settings = resolve({**dataclasses.asdict(self.settings), **choices})
+        done = self.newest()[0]
+        if done is not None and settings.iterations < done.step:
+            raise RunError(
+                f"{self.path} is at iteration {done.step} already: --iterations must be more"
+            )
         return dataclasses.replace(self, settings=settings)
 
     def saved(self) -> list[Path]:
-        """The checkpoints, newest first."""
+        """The files named like the checkpoints of a step, newest first; not all need be sound."""
         found = [p for p in self.checkpoints.glob("step-*.safetensors") if _STEP.fullmatch(p.name)]
         return sorted(found, key=_step, reverse=True)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of a step, then let the oldest go."""
+        """Write the checkpoint of a step, then let the oldest go: as many as are kept can be
+        read."""
         path = self.checkpoints / f"step-{step:08d}.safetensors"
         self._write(path, pack(tensors, {**facts, "step": step}))
-        for old in self.saved()[self.settings.keep :]:
-            old.unlink(missing_ok=True)
+        sound = 0
+        for old in self.saved():
+            if sound >= self.settings.keep and old.is_file():
+                old.unlink(missing_ok=True)
+            else:
+                sound += self._is_sound(old)
         return path
 
     def save_best(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -84,54 +93,122 @@ class Run:
         try:
             write_whole(path, content)
         except OSError as error:
-            good = self.saved()
-            kept = f"the last good checkpoint is {good[0]}" if good else "there is none before it"
+            good = next((old for old in self.saved() if self._is_sound(old)), None)
+            kept = (
+                "there is none before it" if good is None else f"the last good checkpoint is {good}"
+            )
+            remedy = "Make room (or give the folder back its permissions)"
+            if path.is_dir():
+                remedy = "Move the folder of that name away"
             raise RunError(
                 f"{path} could not be written ({error.strerror or error}; it needs "
-                f"{len(content) / 1e6:.1f} MB): {kept}. Make room (or give the folder back its "
-                f"permissions), then: ibaml train --resume {self.path}"
+                f"{len(content) / 1e6:.1f} MB): {kept}. {remedy}, then: ibaml train --resume "
+                f"{self.path}"
             ) from error
+        self._seen[path] = _signature(path), True
 
-    def newest(self) -> tuple[bytes | None, list[str]]:
-        """The newest sound checkpoint, None where there is none, and what to tell of the others."""
+    def _is_sound(self, path: Path) -> bool:
+        """Whether a checkpoint can be read; a file that has not changed is not read again."""
+        try:
+            signature = _signature(path)
+            if self._seen.get(path, ((), False))[0] != signature:
+                self._seen[path] = signature, False
+                unpack(path.read_bytes())
+                self._seen[path] = signature, True
+            return self._seen[path][1]
+        except (CheckpointError, OSError):
+            return False
+
+    def newest(self) -> tuple[Saved | None, list[str]]:
+        """The newest state that can be read, the best one's among them; None where there is none.
+        With it, what to tell of files that cannot be read."""
         told: list[str] = []
-        for path in self.saved():
+        found: Saved | None = None
+        for path in (*self.saved(), self.best):
+            if path == self.best and not path.exists():
+                continue
+            if found is not None and path != self.best:
+                continue  # an older one
             try:
                 content = path.read_bytes()
-                unpack(content)
-                return content, told
+                facts = unpack(content)[1]
+                if found is None or facts["step"] > found.step:
+                    found = Saved(path, content, facts)
             except (CheckpointError, OSError) as error:
                 told.append(f"{path.name} is left aside: {error}")
-        return None, told
+        return found, told
 
-    def weights(self, which: str) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
-        """The tensors of ``"best"`` or ``"last"``; best falls back to last where nothing was
+    def resumable(self) -> tuple[Saved | None, list[str]]:
+        """As `newest`; where files are there and none can be read, starting over in their place is
+        refused."""
+        found, told = self.newest()
+        if found is None and told:
+            raise RunError(
+                f"no checkpoint of {self.path} can be read ({'; '.join(told)}): bring one back, or "
+                "train anew in another folder (ibaml train --config "
+                f"{shlex.quote(str(self.path / 'config.toml'))} --out …)"
+            )
+        return found, told
+
+    def best_score(self) -> tuple[float, int] | None:
+        """The validation nll of the best state that is kept and its iteration; None where it is
+        not there or cannot be read, so that the next one validated takes its place."""
+        try:
+            facts = unpack(self.best.read_bytes())[1]
+            return float(facts["validation"]["nll"]), int(facts["step"])
+        except (CheckpointError, OSError, KeyError, TypeError):
+            return None
+
+    def weights(self, which: str) -> Saved:
+        """The state ``"best"`` or ``"last"``; best falls back to last where nothing was
         validated."""
         if which == "best" and self.best.exists():
             try:
-                return *unpack(self.best.read_bytes()), self.best
+                content = self.best.read_bytes()
+                return Saved(self.best, content, unpack(content)[1])
             except (CheckpointError, OSError) as error:
                 raise RunError(f"{self.best}: {error}; use the last one (which='last')") from error
         found, told = self.newest()
         if found is None:
             reason = f" ({'; '.join(told)})" if told else ""
             raise RunError(f"{self.path} has no checkpoint yet{reason}")
-        tensors, facts = unpack(found)
-        return tensors, facts, self.checkpoints / f"step-{facts['step']:08d}.safetensors"
+        return found
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the folder: no two processes train in it."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.path / ".lock", timeout=0)
         try:
-            file = (self.path / ".lock").open("w")
+            lock.acquire()
+        except Timeout as error:
+            raise RunError(f"{self.path} is being trained by another process") from error
         except OSError as error:
             raise _unwritable(self.path, error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(f"{self.path} is being trained by another process") from error
+        try:
             yield
+        finally:
+            lock.release()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read and found sound."""
+
+    path: Path
+    content: bytes
+    facts: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.facts["step"])
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    """What changes with a file's content, so that it need not be read again."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def _step(path: Path) -> int:

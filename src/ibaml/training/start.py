@@ -19,7 +19,7 @@ from ibaml.training.build import (
     open_tasks,
     pick_device,
 )
-from ibaml.training.checkpoint import under
+from ibaml.training.checkpoint import under, unpack
 from ibaml.training.loop import Outcome, Trainer
 from ibaml.training.processes import Processes, joined, who_am_i
 from ibaml.training.run import (
@@ -74,6 +74,7 @@ def resume(
     path: str | Path,
     *,
     iterations: int | None = None,
+    micro_batch: int | None = None,
     watchers: Watchers = lambda run, learner: (),
     progress: Progress | None = None,
 ) -> tuple[Run, Outcome]:
@@ -81,11 +82,14 @@ def resume(
 
     Args:
         iterations: the new end (the schedule is then that of the longer run).
+        micro_batch: another number of tasks at once in memory than the run's own (its sums are
+            then rounded differently).
     """
     processes = who_am_i()
     run = open_run(path)
-    if iterations is not None:
-        run = run.prolonged(iterations)
+    given = {"iterations": iterations, "micro_batch": micro_batch}
+    if changes := {name: value for name, value in given.items() if value is not None}:
+        run = run.changed(**changes)
     settings = run.settings
     device = _prepare(settings, processes)
     tasks = open_tasks(settings, device, progress)
@@ -97,8 +101,8 @@ def resume(
         )
     learner = build_learner(settings, build_network(settings, tasks.example_shape)).to(device)
     with joined(processes, device):
-        found, told = run.newest() if processes.first else (None, [])
-        content = processes.from_first(found, device)
+        found, told = run.resumable() if processes.first else (None, [])
+        content = processes.from_first(None if found is None else found.content, device)
         return run, _go(run, learner, tasks, processes, watchers, content, told)
 
 
@@ -147,6 +151,8 @@ def _go(
         trainer = Trainer(run.settings, learner, tasks, run, processes, everyone)
         if content is not None:
             trainer.restore(content)
+            score = run.best_score()
+            trainer.best, trainer.best_step = (None, 0) if score is None else score
         for sentence in told:
             for watcher in everyone:
                 watcher.told(sentence)
@@ -176,7 +182,8 @@ def load_run(
     """The learner of a run, and the iteration its weights are from."""
     shape = tuple(int(n) for n in run.data["example_shape"])
     learner = build_learner(run.settings, build_network(run.settings, shape))
-    tensors, facts, path = run.weights(which)
+    found = run.weights(which)
+    tensors, _ = unpack(found.content)
     weights = under("learner", tensors)
     weights.update(
         # the average stands for the weights it averages
@@ -186,6 +193,6 @@ def load_run(
     try:
         learner.load_state_dict(weights)
     except RuntimeError as error:
-        raise RunError(f"{path} does not fit the settings of {run.path}: {error}") from error
+        raise RunError(f"{found.path} does not fit the settings of {run.path}: {error}") from error
     learner.eval()
-    return learner.to(device), int(facts["step"])
+    return learner.to(device), found.step

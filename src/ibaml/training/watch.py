@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +24,7 @@ class Step:
         gradient_norm: of the meta-gradient, before it was clipped.
         moved: whether the optimiser took its step.
         cg_residual: mean relative residual of the linear solves (implicit methods).
+        unsolved: the share of the tasks whose linear system counts as unsolved.
         inner_gradient: mean ‖∇E‖ at the solutions, for each block.
         rate: the optimiser's step size.
     """
@@ -34,6 +37,7 @@ class Step:
     moved: bool
     rate: float
     cg_residual: float | None = None
+    unsolved: float | None = None
     inner_gradient: dict[str, float] | None = None
 
 
@@ -72,11 +76,12 @@ class JsonLines:
                         kept.append(line)
                 except ValueError:  # a line cut short when the process was killed
                     continue
-        write_whole(self._path, "".join(f"{line}\n" for line in kept))
+        with _named(self._path):
+            write_whole(self._path, "".join(f"{line}\n" for line in kept))
 
     def _write(self, content: dict[str, Any]) -> None:
         content["seconds"] = round(time.monotonic() - self._began, 3)
-        with self._path.open("a") as file:
+        with _named(self._path), self._path.open("a") as file:
             file.write(json.dumps(_plain(content)) + "\n")
 
     def stepped(self, step: Step) -> None:
@@ -91,6 +96,15 @@ class JsonLines:
 
     def ended(self) -> None:
         pass
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of writing says of which file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _plain(value: Any) -> Any:
@@ -116,7 +130,7 @@ class TensorBoard:
     def stepped(self, step: Step) -> None:
         if step.step % self._every:
             return
-        for name in ("loss", "gradient_norm", "rate", "cg_residual"):
+        for name in ("loss", "gradient_norm", "rate", "cg_residual", "unsolved"):
             value = getattr(step, name)
             if value is not None:
                 self._writer.add_scalar(f"train/{name}", value, step.step)

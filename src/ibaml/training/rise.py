@@ -1,0 +1,63 @@
+"""Has the training loss risen far above its best? A run that lost what it had learned is a fault,
+however finite its numbers are."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+from typing import Any
+
+WINDOW = 20  # iterations whose median is "the loss"
+SPREADS = 10.0  # times the losses' usual deviation
+NATS = 1.0  # and at least so much
+
+
+class Rise:
+    """Watches the training loss, iteration by iteration.
+
+    The loss is the median of the last 20 iterations. It has risen far above its best where it is
+    larger by ten times the deviation that single iterations had then, and by one nat at least.
+    """
+
+    def __init__(self) -> None:
+        self.recent: deque[float] = deque(maxlen=WINDOW)
+        self.best: float | None = None
+        self.spread = 0.0
+        self.step = 0  # of the best
+
+    @property
+    def loss(self) -> float | None:
+        """The median of the last iterations, once there are enough of them."""
+        return median(self.recent) if len(self.recent) == WINDOW else None
+
+    @property
+    def bound(self) -> float:
+        """The loss from which on it counts as a fault."""
+        return math.inf if self.best is None else self.best + max(NATS, SPREADS * self.spread)
+
+    def watch(self, step: int, loss: float) -> bool:
+        """Take note of an iteration's loss; True where the loss has risen beyond the bound."""
+        if math.isfinite(loss):
+            self.recent.append(loss)
+        now = self.loss
+        if now is None:
+            return False
+        if self.best is None or now < self.best:
+            # 1.4826: the median of absolute deviations as a standard deviation
+            self.spread = 1.4826 * median(abs(one - now) for one in self.recent)
+            self.best, self.step = now, step
+        return now > self.bound
+
+    def begin_anew(self) -> None:
+        """Forget the last iterations, not the best."""
+        self.recent.clear()
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "recent": list(self.recent), "best": self.best, "spread": self.spread, "step": self.step
+        }  # fmt: skip
+
+    def restore(self, facts: dict[str, Any]) -> None:
+        self.recent = deque(facts["recent"], maxlen=WINDOW)
+        self.best, self.spread, self.step = facts["best"], facts["spread"], facts["step"]
