@@ -4,9 +4,7 @@ used, nothing good is lost, and the last words say what was saved and what to do
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -173,7 +171,7 @@ def test_the_best_checkpoint_is_not_replaced_by_a_worse_one_after_a_resume(tmp_p
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the kernel's full device")
 def test_a_full_disk_while_logging_saves_and_says_how_to_go_on(tmp_path):
     options = {"iterations": 12, "checkpoint_every": 100, "val_every": 5, "log_every": 1}
-    run, _ = train(waves(**options), tmp_path / "whole")
+    train(waves(**options), tmp_path / "whole")
 
     class Fill(Recorder):
         def stepped(self, step):
@@ -231,7 +229,7 @@ def test_a_run_resumed_with_less_memory_takes_the_micro_batch_it_began_with(
     trainer = make(waves(**options))
     some = 2 * trainer._probe(3)  # a fresh run would take fewer at a time
     with_free(monkeypatch, some)
-    fresh, _ = train(waves(iterations=1, **options), tmp_path / "fresh")
+    train(waves(iterations=1, **options), tmp_path / "fresh")
     if chosen(tmp_path / "fresh") < 6:
         with pytest.raises(TrainingError, match=r"goes through 6 at a time.*--micro-batch"):
             resume(tmp_path / "cut")

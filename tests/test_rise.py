@@ -110,7 +110,8 @@ def settings(tmp_path, **given):
 
     return resolve(
         {
-            "data": features_file(tmp_path / "features.npz", 60), "ways": 3, "shots": 2, "queries": 4,
+            "data": features_file(tmp_path / "features.npz", 60), "ways": 3, "shots": 2,
+            "queries": 4,
             "method": "maml", "hidden": "8", "inner_lr": 0.1, "tasks": 4, "meta_lr": 0.02,
             "iterations": 160, "val_every": 20, "val_tasks": 10, "checkpoint_every": 20,
             "schedule": "constant", "log_every": 1, "tensorboard": False, "threads": 1, **given,
@@ -129,7 +130,7 @@ def watched(*recorders: Recorder):
 
 def test_it_goes_on_from_the_best_weights_with_a_smaller_step_and_says_so(tmp_path):
     seen = Ruin(70)
-    run, outcome = train(settings(tmp_path), tmp_path / "run", watchers=watched(seen))
+    _run, outcome = train(settings(tmp_path), tmp_path / "run", watchers=watched(seen))
     assert outcome.step == 160
     (said,) = [text for text in seen.sentences if "going on from the best weights" in text]
     assert "the training loss rose to" in said
