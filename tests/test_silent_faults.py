@@ -387,3 +387,34 @@ def test_adapt_refuses_labels_in_columns_and_inputs_without_features():
 def test_imaml_refuses_a_lam_that_is_no_finite_number(lam):
     with pytest.raises(ValueError, match="lam must be a finite number, 0 or more"):
         ibaml.methods.imaml(mlp_model(), lam=lam)
+
+
+def test_where_nobody_may_look_such_a_gradient_is_zero_and_all_are_left_out(monkeypatch):
+    """On an accelerator looking would mean waiting."""
+    batch, without = _one_ill()
+    learner = ibaml.methods.maml(_net(), steps=2)
+    monkeypatch.setattr(type(learner), "_may_look", lambda self, batch: False)
+    learner(batch).backward()
+    assert learner.diagnostics.left_out.tolist() == [True] * 4
+    assert all((p.grad == 0).all() for p in learner.parameters())
+    learner.zero_grad()
+    learner(without).backward()
+    assert not learner.diagnostics.left_out.any()
+    assert all(p.grad.abs().max() > 0 for p in learner.parameters())
+
+
+def test_a_recorded_meta_step_keeps_gradients_that_are_not_finite_to_itself(monkeypatch):
+    from contextlib import nullcontext
+
+    from ibaml import capture
+    from ibaml.energy import task_roots
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(capture, "_recorded", lambda graph, device: nullcontext())
+    learner = ibaml.methods.maml(_net(), steps=2)
+    for batch, ill in zip(_one_ill(), (True, False), strict=True):
+        roots = task_roots(0, batch.task_keys, None)
+        found = capture.Recording(learner, learner.meta_step, batch, roots)
+        assert found.step.left_out.tolist() == [ill] * len(batch)
+        assert bool((found.flat == 0).all()) == ill
+        assert found.flat.isfinite().all()
