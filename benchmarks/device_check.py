@@ -48,16 +48,20 @@ MODELS = {
     "lstm": (Recurrent, (5, 4)),
     "transformer": (Attention, (5, 4)),
 }
-METHODS = {
-    "maml": {},
-    "fomaml": {},
-    "reptile": {},
-    "imaml": {},
-    "abml": {},
-    "ibaml": {},
-    "ibaml energy": {"curvature": "energy"},
-    "ibaml lemma": {"curvature": "lemma"},
-    "ibaml head": {"adapt": "head"},
+# every option is written down, so that what is checked does not follow what is recommended
+ALL: dict[str, Any] = {"adapt": "all", "solver": "descent", "steps": 3, "lr": 0.01}
+GAUSSIAN = {"samples": 5, "noise": "independent", "beta": 1.0, "init_log_var": -6.0}
+IBAML = {**ALL, **GAUSSIAN, "curvature": "ggn", "damping": 0.0, "block": "all"}
+METHODS: dict[str, dict[str, Any]] = {
+    "maml": ALL,
+    "fomaml": ALL,
+    "reptile": ALL,
+    "imaml": {**ALL, "lam": 1.0, "curvature": "energy", "damping": 0.0},
+    "abml": {**ALL, **GAUSSIAN},
+    "ibaml": IBAML,
+    "ibaml energy": {**IBAML, "curvature": "energy"},
+    "ibaml lemma": {**IBAML, "curvature": "lemma"},
+    "ibaml head": {**IBAML, "adapt": "head"},
 }
 
 
@@ -72,7 +76,7 @@ def gradient(method: str, model: str, device: str, dtype: torch.dtype) -> torch.
     make, shape = MODELS[model]
     torch.manual_seed(0)
     learner = getattr(ibaml.methods, method.split()[0])(
-        make().to(device=device, dtype=dtype), steps=3, **METHODS[method]
+        make().to(device=device, dtype=dtype), **METHODS[method]
     )
     tasks = batch(shape, dtype).to(device)
     learner(tasks, torch.Generator().manual_seed(1)).backward()
@@ -113,7 +117,9 @@ def check_no_waiting() -> None:
     for kind in ("ggn", "energy", "lemma"):
         for adapt in ("all", "head"):
             model = ibaml.nn.conv4(3, 8, 1, 28).cuda()
-            learner = ibaml.methods.ibaml(model, curvature=kind, adapt=adapt)
+            learner = ibaml.methods.ibaml(
+                model, **{**IBAML, "steps": 5, "curvature": kind, "adapt": adapt}
+            )
             tasks = batch((1, 28, 28), torch.float32).to("cuda")
             for _ in range(3):  # the first call checks the kind of batch, the third records
                 learner(tasks).backward()
@@ -138,7 +144,7 @@ def check_captured() -> None:
                 make, shape = MODELS[model]
                 torch.manual_seed(0)
                 learner = getattr(ibaml.methods, method.split()[0])(
-                    make().to("cuda", torch.float64), steps=3, capture=capture, **METHODS[method]
+                    make().to("cuda", torch.float64), capture=capture, **METHODS[method]
                 )
                 found[capture] = []
                 for call in range(5):

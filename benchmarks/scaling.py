@@ -119,9 +119,20 @@ def places(axis: str, base: Place) -> Iterator[tuple[str, Place]]:
 def make(place: Place) -> ibaml.MetaLearner:
     torch.manual_seed(0)
     net = NETWORKS[place.network](place.image_size).to(place.device)
-    options = {"steps": place.steps, "lr": 1e-4, "samples": place.samples, "diagnose": False}
+    # written down, so that what is measured does not follow what is recommended
+    options = {
+        "adapt": "all",
+        "solver": "descent",
+        "steps": place.steps,
+        "lr": 1e-4,
+        "samples": place.samples,
+        "noise": "independent",
+        "beta": 1.0,
+        "init_log_var": -6.0,
+        "diagnose": False,
+    }
     if place.method == "ibaml":
-        options |= {"cg_steps": place.cg_steps}
+        options |= {"cg_steps": place.cg_steps, "curvature": "ggn", "damping": 0.0, "block": "all"}
     learner: ibaml.MetaLearner = getattr(ibaml.methods, place.method)(net, **options)
     with torch.no_grad():  # a learner checks its strategy once
         learner(picture_tasks(1, place.device, image_size=place.image_size, queries=1))

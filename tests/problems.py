@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
+import ibaml
 from ibaml import TaskBatch
 from oracles import F64
+
+_DESCENT = {"solver": "descent", "steps": 5, "lr": 0.01}
+_SAMPLED = {"samples": 5, "noise": "independent", "beta": 1.0, "init_log_var": -6.0}
+_PLAIN: dict[str, dict[str, Any]] = {
+    "imaml": {"lam": 1.0},
+    "abml": _SAMPLED,
+    "ibaml": _SAMPLED,
+}
+_PLAIN_RULE: dict[str, dict[str, Any]] = {
+    "imaml": {"curvature": "energy", "damping": 0.0},
+    "ibaml": {"curvature": "ggn", "damping": 0.0, "block": "all"},
+}
+
+
+def plain_learner(method: str, model: nn.Module, **options: Any) -> ibaml.MetaLearner:
+    """A learner of plain options wherever none is given, so that what a test checks does not follow
+    what is recommended: everything adapted, five small steps, five samples, β = λ = 1."""
+    plain = {"adapt": "all", **_PLAIN.get(method, {})}
+    if "solver" not in options:
+        plain |= _DESCENT
+    if "gradient" not in options:
+        plain |= _PLAIN_RULE.get(method, {})
+    return getattr(ibaml.methods, method)(model, **{**plain, **options})
 
 
 def linear_model(features: int = 4) -> nn.Module:

@@ -12,7 +12,7 @@ import ibaml
 from ibaml import capture as room
 from ibaml.capture import Captures, waits
 from ibaml.energy import Stream, draw_noise, task_roots
-from problems import class_batch, mlp_model
+from problems import class_batch, mlp_model, plain_learner
 
 
 class _Graph:
@@ -61,7 +61,7 @@ def gradient(learner, loss):
 
 @pytest.mark.parametrize("method", ["maml", "abml", "imaml", "ibaml"])
 def test_the_third_batch_of_a_kind_is_recorded_and_later_ones_replayed(played, method):
-    learner = getattr(ibaml.methods, method)(mlp_model())
+    learner = plain_learner(method, mlp_model())
     captures = Captures()
     batches = [class_batch((3,), seed=i) for i in range(5)]
     for i, batch in enumerate(batches):
@@ -81,7 +81,7 @@ def test_the_third_batch_of_a_kind_is_recorded_and_later_ones_replayed(played, m
 
 
 def test_two_losses_of_one_recording_do_not_share_their_gradients(played):
-    learner = ibaml.methods.ibaml(mlp_model())
+    learner = plain_learner("ibaml", mlp_model())
     captures = Captures()
     for i in range(3):
         step(learner, captures, class_batch((3,), seed=0), i)
@@ -95,7 +95,7 @@ def test_two_losses_of_one_recording_do_not_share_their_gradients(played):
 
 @pytest.mark.parametrize("method", ["maml", "ibaml"])
 def test_a_loss_is_recorded_without_its_gradients_too(played, method):
-    learner = getattr(ibaml.methods, method)(mlp_model())
+    learner = plain_learner(method, mlp_model())
     batch = class_batch((3,), seed=0)
     roots = task_roots(0, batch.task_keys, None)
     alone, whole = (
@@ -109,7 +109,7 @@ def test_a_loss_is_recorded_without_its_gradients_too(played, method):
 
 
 def test_another_kind_is_another_recording(played):
-    learner = ibaml.methods.maml(mlp_model())
+    learner = plain_learner("maml", mlp_model())
     captures = Captures()
     batch = class_batch((3,), seed=0)
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_another_kind_is_another_recording(played):
 
 
 def test_a_copy_starts_without_recordings():
-    learner = ibaml.methods.maml(mlp_model())
+    learner = plain_learner("maml", mlp_model())
     learner._captures._seen.append(("something",))
     assert not copy.deepcopy(learner)._captures._seen
 
@@ -131,7 +131,7 @@ def test_what_looks_at_its_numbers_is_known_and_a_cpu_records_nothing():
     assert waits(ibaml.NewtonCG())
     assert waits(ibaml.GradientDescent(tol=1e-3))
     assert not waits(ibaml.GradientDescent())
-    learner = ibaml.methods.maml(mlp_model(), capture=True)
+    learner = plain_learner("maml", mlp_model(), capture=True)
     with pytest.raises(ValueError, match="capture=True is for a CUDA device"):
         learner(class_batch((3,)))
 
@@ -144,7 +144,7 @@ def test_a_solver_that_may_not_look_takes_every_step_to_the_same_end(monkeypatch
         if not looks:
             for place in ("linalg.cg", "solve.base", "solve.newton_cg"):
                 monkeypatch.setattr(f"ibaml.{place}.all_done", lambda active: False)
-        learner = ibaml.methods.ibaml(mlp_model(), solver=solver, init_log_var=-2.0)
+        learner = plain_learner("ibaml", mlp_model(), solver=solver, init_log_var=-2.0)
         loss = learner(batch, torch.Generator().manual_seed(0))
         found.append((loss.detach(), gradient(learner, loss), learner.diagnostics.steps))
     for a, b in zip(*found, strict=True):
@@ -172,7 +172,7 @@ def test_what_cannot_be_recorded_is_said_once_and_done_as_usual(monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", no_graph)
-    learner = ibaml.methods.ibaml(mlp_model())
+    learner = plain_learner("ibaml", mlp_model())
     batch = class_batch((3,))
 
     def attempt(seed, insist=False):

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import ibaml
 from ibaml import Curvature
 from ibaml.linalg import dense_matrix
 from oracles import F64, relative
-from problems import class_batch, conv_model, mlp_model, regression_batch
+from problems import class_batch, conv_model, mlp_model, plain_learner, regression_batch
 
 ACTIVATIONS = [nn.Tanh, nn.ReLU, nn.GELU, nn.Softplus]
 
@@ -20,7 +19,7 @@ ACTIVATIONS = [nn.Tanh, nn.ReLU, nn.GELU, nn.Softplus]
 def problem(make=mlp_model, batch=None, **options):
     """Energy and a point that is not stationary."""
     batch = class_batch((3,)) if batch is None else batch
-    learner = ibaml.methods.ibaml(make(), init_log_var=-1.0, samples=3, **options)
+    learner = plain_learner("ibaml", make(), init_log_var=-1.0, samples=3, **options)
     support, _ = learner.problem(batch, 5)
     v = learner.belief.start(support.meta.prior, len(batch)).detach()
     rng = torch.Generator().manual_seed(0)
@@ -97,7 +96,7 @@ def test_ggn_and_hessian_differ_by_the_second_derivative_of_the_network():
     """At small variance they are close, at large variance not (why "ggn" is an approximation)."""
 
     def difference(rho: float) -> float:
-        learner = ibaml.methods.ibaml(mlp_model(), init_log_var=rho, samples=8)
+        learner = plain_learner("ibaml", mlp_model(), init_log_var=rho, samples=8)
         batch = class_batch((3,))
         support, _ = learner.problem(batch, 5)
         v = learner.belief.start(support.meta.prior, 2).detach()
@@ -156,7 +155,7 @@ def test_damping_adds_the_priors_precision(kind):
 
 @pytest.mark.parametrize("kind", ["energy", "ggn"])
 def test_point_belief_has_an_isotropic_prior(kind):
-    learner = ibaml.methods.imaml(mlp_model(), lam=0.3)
+    learner = plain_learner("imaml", mlp_model(), lam=0.3)
     support, _ = learner.problem(class_batch((3,)), 0)
     v = learner.belief.start(support.meta.prior, 2).detach()
     h = Curvature(kind).at(support, v)

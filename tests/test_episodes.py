@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-import ibaml
 from ibaml.tasks import (
     Augment,
     DataError,
@@ -25,6 +24,7 @@ from ibaml.tasks import (
     omniglot,
 )
 from ibaml.tasks.inspect import nearest_centroid
+from problems import plain_learner
 from real_data import DATA, real
 
 
@@ -157,7 +157,7 @@ class TestContents:
         )
         batch = Episodes(data, "test", ways=4, shots=3, queries=5).batch(range(2))
         assert batch.support_x.shape == (2, 12, 5)
-        learner = ibaml.methods.ibaml(torch.nn.Linear(5, 4))
+        learner = plain_learner("ibaml", torch.nn.Linear(5, 4))
         learner(batch).backward()
 
 

@@ -13,7 +13,7 @@ import ibaml
 from ibaml import NewtonCG
 from ibaml.complexity import picture_tasks
 from oracles import gradients, relative
-from problems import class_batch, conv_model, mlp_model
+from problems import class_batch, conv_model, mlp_model, plain_learner
 
 METHODS = {
     "maml": {},
@@ -32,9 +32,8 @@ def test_every_method_equals_the_loop(method, model, tie_head):
     batch = class_batch(shape, ways=2) if model == "conv" else class_batch(shape)
     found = {}
     for execution in ("loop", "head"):
-        build = getattr(ibaml.methods, method)
-        learner = build(
-            make(), adapt="head", execution=execution, tie_head=tie_head, **METHODS[method]
+        learner = plain_learner(
+            method, make(), adapt="head", execution=execution, tie_head=tie_head, **METHODS[method]
         )
         found[execution] = gradients(learner, batch)
     for block in found["loop"]:
@@ -47,8 +46,8 @@ def test_newton_and_running_statistics_equal_the_loop():
     batch = class_batch((1, 6, 6), ways=2)
     found = []
     for execution in ("loop", "auto"):
-        learner = ibaml.methods.ibaml(
-            conv_model(), adapt="head", execution=execution, solver=NewtonCG(3), samples=2
+        learner = plain_learner(
+            "ibaml", conv_model(), adapt="head", execution=execution, solver=NewtonCG(3), samples=2
         )
         gradients(learner, batch)
         posterior = learner.adapt(batch.support_x[0], batch.support_y[0])
@@ -95,7 +94,7 @@ def test_what_is_not_features_and_then_a_head_takes_the_whole_network(kind):
     for execution in ("loop", "auto"):
         net = kind().double()
         net.load_state_dict(state)
-        learner = ibaml.methods.imaml(net, adapt="head", execution=execution)
+        learner = plain_learner("imaml", net, adapt="head", execution=execution)
         found.append(gradients(learner, batch))
     for block in found[0]:
         assert relative(found[1][block], found[0][block]) <= 1e-12
@@ -103,7 +102,7 @@ def test_what_is_not_features_and_then_a_head_takes_the_whole_network(kind):
 
 def test_a_fast_way_that_is_not_right_is_set_aside_aloud():
     torch.manual_seed(0)
-    learner = ibaml.methods.imaml(_Reads().double(), adapt="head")
+    learner = plain_learner("imaml", _Reads().double(), adapt="head")
     with pytest.warns(RuntimeWarning, match="head.* differ from the loop's .* slower way is taken"):
         learner(class_batch((3,)))
     assert learner.strategy == "loop"
@@ -111,11 +110,11 @@ def test_a_fast_way_that_is_not_right_is_set_aside_aloud():
 
 def test_reading_the_head_in_passing_is_refused_where_the_head_was_asked_for():
     torch.manual_seed(0)
-    learner = ibaml.methods.imaml(_Reads().double(), adapt="head", execution="head")
+    learner = plain_learner("imaml", _Reads().double(), adapt="head", execution="head")
     with pytest.raises(ValueError, match="not right for this model"):
         learner(class_batch((3,)))
     with pytest.raises(ValueError, match='adapt="head"'):
-        ibaml.methods.imaml(mlp_model(), adapt="all", execution="head")
+        plain_learner("imaml", mlp_model(), adapt="all", execution="head")
 
 
 def test_the_shared_layers_run_once_a_task():
@@ -125,7 +124,9 @@ def test_the_shared_layers_run_once_a_task():
         net = conv_model()
         passes: list[int] = []
         first = next(m for m in net.modules() if isinstance(m, nn.Conv2d))
-        learner = ibaml.methods.ibaml(net, adapt="head", steps=steps, samples=samples, cg_steps=4)
+        learner = plain_learner(
+            "ibaml", net, adapt="head", steps=steps, samples=samples, cg_steps=4
+        )
         batch = class_batch((1, 6, 6), ways=2)
         learner(batch).backward()  # the first call also checks
         first.register_forward_hook(lambda *_, passes=passes: passes.append(1))
@@ -145,8 +146,9 @@ def test_folds_equal_the_loop(way, method, adapt):
     batch = class_batch((1, 6, 6), ways=2)
     found = {}
     for execution in ("loop", way):
-        build = getattr(ibaml.methods, method)
-        learner = build(conv_model(), adapt=adapt, execution=execution, **METHODS[method])
+        learner = plain_learner(
+            method, conv_model(), adapt=adapt, execution=execution, **METHODS[method]
+        )
         found[execution] = gradients(learner, batch)
         found[execution]["statistics"] = torch.cat(
             [b.reshape(-1).double() for b in learner.model.buffers()]
@@ -171,8 +173,8 @@ def test_folds_equal_the_loop_on_the_backbones(way, network, norm):
     batch = class_batch((1, 16, 16), ways=2)
     found = []
     for execution in ("loop", way):
-        learner = ibaml.methods.ibaml(
-            copy.deepcopy(net), execution=execution, samples=2, steps=2, init_log_var=-4.0
+        learner = plain_learner(
+            "ibaml", copy.deepcopy(net), execution=execution, samples=2, steps=2, init_log_var=-4.0
         )
         found.append(gradients(learner, batch))
     for block in found[0]:
@@ -203,7 +205,7 @@ class _Channels(nn.Module):
 
 @pytest.mark.parametrize("kind", ["softmax", "sum", "parameter", "index"])
 def test_what_has_no_rule_is_refused_by_name(kind):
-    learner = ibaml.methods.maml(_Channels(kind).double(), execution="fold")
+    learner = plain_learner("maml", _Channels(kind).double(), execution="fold")
     with pytest.raises(ValueError, match=r'execution="fold" is not right.*no rule for'):
         learner(class_batch((1, 6, 6), ways=2))
 
@@ -219,8 +221,8 @@ def test_folds_before_an_adapted_head_equal_the_loop(norm, monkeypatch):
     found, original = [], room.choose
     for execution, device in (("loop", "cpu"), ("auto", "cuda")):
         monkeypatch.setattr(room, "choose", lambda *a, device=device, **k: original(*a[:3], device))
-        learner = ibaml.methods.ibaml(
-            copy.deepcopy(net), adapt="head", execution=execution, samples=2, steps=3
+        learner = plain_learner(
+            "ibaml", copy.deepcopy(net), adapt="head", execution=execution, samples=2, steps=3
         )
         found.append(gradients(learner, batch))
         found[-1]["statistics"] = torch.cat([b.double().reshape(-1) for b in learner.buffers()])
@@ -281,15 +283,15 @@ def test_bfloat16_is_a_few_per_cent_off():
     batch = class_batch((1, 16, 16), ways=2).to(torch.float32)
     found = []
     for precision in ("full", "bfloat16"):
-        learner = ibaml.methods.ibaml(
-            copy.deepcopy(net), execution="fold", precision=precision, samples=2, steps=2
+        learner = plain_learner(
+            "ibaml", copy.deepcopy(net), execution="fold", precision=precision, samples=2, steps=2
         )
         found.append(gradients(learner, batch))
     assert learner.strategy == "fold, bfloat16"
     error = relative(found[1]["m"], found[0]["m"])
     assert 0 < error < 0.15
     with pytest.raises(ValueError, match="precision"):
-        ibaml.methods.ibaml(net, precision="half")
+        plain_learner("ibaml", net, precision="half")
 
 
 def test_rounding_alone_does_not_cost_the_fast_way():
@@ -299,7 +301,7 @@ def test_rounding_alone_does_not_cost_the_fast_way():
     net = ibaml.nn.conv4(5, channels=8, image_size=42)
     found = picture_tasks(2, torch.device("cpu"), image_size=42)
     tensors = (found.support_x * 1e-4, found.support_y, found.query_x * 1e-4, found.query_y)
-    learner = ibaml.methods.ibaml(net, adapt="head", steps=1)
+    learner = plain_learner("ibaml", net, adapt="head", steps=1)
     learner(ibaml.TaskBatch(*tensors))
     assert learner.strategy.startswith("head")
 
@@ -322,6 +324,6 @@ class _OwnFeatures(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*the slower way is taken")
 def test_a_function_that_double_precision_changes_says_nothing_about_rounding():
     torch.manual_seed(0)
-    learner = ibaml.methods.maml(_OwnFeatures(), adapt="head")
+    learner = plain_learner("maml", _OwnFeatures(), adapt="head")
     learner(class_batch((8,)).to(torch.float32))
     assert learner.strategy == "loop"

@@ -26,7 +26,7 @@ from ibaml import (
 )
 from ibaml.linalg import dense_matrix
 from oracles import F64, converged, dense_gradients, generator, gradients, relative, seed
-from problems import class_batch, linear_model, mlp_model, regression_batch
+from problems import class_batch, linear_model, mlp_model, plain_learner, regression_batch
 
 
 def moment_exact(n: int, tasks: int) -> torch.Tensor:
@@ -36,8 +36,8 @@ def moment_exact(n: int, tasks: int) -> torch.Tensor:
 
 
 def linear_learner(beta: float, sigma: float, rho: float, n: int) -> ibaml.MetaLearner:
-    learner = ibaml.methods.ibaml(
-        linear_model(n), beta=beta, init_log_var=rho, likelihood=Gaussian(sigma)
+    learner = plain_learner(
+        "ibaml", linear_model(n), beta=beta, init_log_var=rho, likelihood=Gaussian(sigma)
     )
     rng = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -136,12 +136,17 @@ def test_imaml_is_a_limit_of_ibaml():
     """ρ = log(κ/λ), ρ_t frozen at −20, antithetic noise, m_t solved, the mean block alone."""
     lam, batch = 0.7, class_batch((3,))
     kappa = 1.0 / batch.support_x.shape[1]
-    point = ibaml.methods.imaml(
-        mlp_model(), lam=lam, solver=converged(), gradient=Implicit(Curvature("energy"), Dense())
+    point = plain_learner(
+        "imaml",
+        mlp_model(),
+        lam=lam,
+        solver=converged(),
+        gradient=Implicit(Curvature("energy"), Dense()),
     )
     target = gradients(point, batch)["m"]
     w = point.diagnostics.record.solution.value
-    bayes = ibaml.methods.ibaml(
+    bayes = plain_learner(
+        "ibaml",
         mlp_model(),
         init_log_var=math.log(kappa / lam),
         samples=2,
@@ -179,8 +184,13 @@ class TestWithoutSteps:
     """K = 0: the solution is the prior."""
 
     def learner(self, gradient, beta: float = 1.0):
-        return ibaml.methods.ibaml(
-            mlp_model(), solver=GradientDescent(0), gradient=gradient, beta=beta, init_log_var=-2.0
+        return plain_learner(
+            "ibaml",
+            mlp_model(),
+            solver=GradientDescent(0),
+            gradient=gradient,
+            beta=beta,
+            init_log_var=-2.0,
         )
 
     def test_unrolled_equals_first_order(self):
@@ -224,8 +234,8 @@ def test_the_point_method_as_the_variance_vanishes():
     target, g = point(batch, generator()), gradients(point, batch)["m"]
     for rho, bound in ((-20.0, 1e-3), (-40.0, 1e-7), (-60.0, 1e-11)):
         # β so small that the prior's pull is nothing even at this precision
-        bayes = ibaml.methods.abml(
-            mlp_model(), init_log_var=rho, beta=1e-40, objective=ibaml.QueryNll(), **options
+        bayes = plain_learner(
+            "abml", mlp_model(), init_log_var=rho, beta=1e-40, objective=ibaml.QueryNll(), **options
         )
         loss = bayes(batch, generator())
         assert abs(float(loss.detach() - target.detach())) <= bound
@@ -256,7 +266,8 @@ def test_lemma_away_from_the_solution_is_not_the_energys_gradient():
     batch = class_batch((3,))
 
     def learner(kind):
-        return ibaml.methods.ibaml(
+        return plain_learner(
+            "ibaml",
             mlp_model(),
             solver=GradientDescent(3, 0.1),
             gradient=Implicit(Curvature(kind), Dense()),
@@ -269,7 +280,7 @@ def test_lemma_away_from_the_solution_is_not_the_energys_gradient():
 
 
 def test_unequal_numbers_of_examples_change_kappa():
-    learner = ibaml.methods.ibaml(mlp_model())
+    learner = plain_learner("ibaml", mlp_model())
     small, large = class_batch((3,), shots=1), class_batch((3,), shots=4)
     assert learner.problem(small, 0)[0].kappa == pytest.approx(1 / 3)
     assert learner.problem(large, 0)[0].kappa == pytest.approx(1 / 12)
@@ -307,7 +318,7 @@ def test_a_batch_is_the_mean_of_its_tasks_whatever_the_batching():
         ),
         keys=[11, 5, 8, 2],
     )
-    learner = ibaml.methods.ibaml(mlp_model(), init_log_var=-2.0)
+    learner = plain_learner("ibaml", mlp_model(), init_log_var=-2.0)
     whole = gradients(learner, batch)
     parts = [gradients(learner, batch.select([t])) for t in (3, 1, 0, 2)]
     for block, g in whole.items():

@@ -21,7 +21,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "maml": ("maml", COMMON),
     "fomaml": ("fomaml", COMMON),
     "reptile": ("reptile", COMMON),
-    "imaml": ("imaml", {**COMMON, "lam": 0.5, "cg_steps": 5, "curvature": "energy", "damping": 0.1}),
+    "imaml": (
+        "imaml",
+        {**COMMON, "lam": 0.5, "cg_steps": 5, "curvature": "energy", "damping": 0.1},
+    ),
     "abml": ("abml", {**COMMON, **BAYES, "objective": ibaml.Abml(tasks=100)}),
     "ibaml": (
         "ibaml",

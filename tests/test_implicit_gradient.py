@@ -18,7 +18,14 @@ from oracles import (
     relative,
     smallest_eigenvalue,
 )
-from problems import class_batch, conv_model, linear_model, mlp_model, regression_batch
+from problems import (
+    class_batch,
+    conv_model,
+    linear_model,
+    mlp_model,
+    plain_learner,
+    regression_batch,
+)
 
 MODELS = {
     "linear": (linear_model, lambda: regression_batch()),
@@ -86,7 +93,8 @@ def test_relu_and_max_pool_equal_the_dense_solve(model, adapt):
         net, batch = mlp_model(nn.ReLU), class_batch((3,))
     else:
         net, batch = conv_model(smooth=False), class_batch((1, 6, 6), ways=2)
-    learner = ibaml.methods.ibaml(
+    learner = plain_learner(
+        "ibaml",
         net,
         solver=GradientDescent(steps=20, lr=0.05),
         gradient=Implicit(Curvature("energy"), Dense()),
@@ -109,7 +117,8 @@ def test_other_objectives_have_exact_gradients_too(objective):
 def test_tied_head_has_an_exact_gradient_for_any_number_of_classes():
     torch.manual_seed(0)
     net = mlp_model(ways=3)
-    learner = ibaml.methods.ibaml(
+    learner = plain_learner(
+        "ibaml",
         net,
         solver=converged(),
         gradient=Implicit(Curvature("energy"), exact_cg()),
@@ -148,13 +157,14 @@ def test_closed_form_for_the_prior_equals_autograd():
 def test_strong_damping_is_first_order_in_the_mean(kind):
     _, batch = build("mlp", 1.0, -3.0, "all")
     options = {"steps": 3, "lr": 0.1, "init_log_var": -3.0}
-    damped = ibaml.methods.ibaml(
+    damped = plain_learner(
+        "ibaml",
         mlp_model(),
         gradient=Implicit(Curvature(kind, damping=1e9), Dense()),
         solver=GradientDescent(3, 0.1),
         init_log_var=-3.0,
     )
-    first = ibaml.methods.ibaml(mlp_model(), gradient=ibaml.FirstOrder(), **options)
+    first = plain_learner("ibaml", mlp_model(), gradient=ibaml.FirstOrder(), **options)
     a, b = gradients(damped, batch), gradients(first, batch)
     assert relative(a["m"], b["m"]) <= 1e-7
 
@@ -165,7 +175,8 @@ def test_the_preconditioner_is_used_in_the_backward_solve():
     from ibaml import ConjugateGradient
 
     def learner(solver):
-        made = ibaml.methods.ibaml(
+        made = plain_learner(
+            "ibaml",
             mlp_model(),
             solver=GradientDescent(0),
             gradient=Implicit(Curvature("ggn"), solver),

@@ -14,7 +14,7 @@ import ibaml
 from ibaml import Adam, Curvature, Dense, GradientDescent, Record, implicit_solve
 from live_bytes import peak_bytes
 from oracles import F64, gradients, relative
-from problems import class_batch, mlp_model
+from problems import class_batch, mlp_model, plain_learner
 
 RNG = torch.Generator().manual_seed(0)
 X = torch.randn(20, 5, generator=RNG, dtype=F64)
@@ -113,7 +113,8 @@ def test_imaml_written_by_hand_on_top_of_it_is_our_imaml():
 
     from oracles import converged, exact_cg
 
-    learner = ibaml.methods.imaml(
+    learner = plain_learner(
+        "imaml",
         mlp_model(),
         lam=lam,
         solver=converged(),

@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import ibaml
 from ibaml.execution.block import OFF, Kept, _Plain, norm_relu_pool
 from ibaml.execution.thin import plain_thin, thin
 from ibaml.execution.wanted import wanted
 from oracles import gradients, relative
-from problems import class_batch
+from problems import class_batch, plain_learner
 
 F64 = torch.float64
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -134,7 +133,8 @@ def test_what_waits_is_done_where_something_else_follows(adapt, curvature, way):
     found, states = [], []
     for execution in ("loop", way if adapt != "head" else "head"):
         torch.manual_seed(0)
-        learner = ibaml.methods.ibaml(
+        learner = plain_learner(
+            "ibaml",
             _Odd().double(),
             execution=execution,
             adapt=adapt,

@@ -9,7 +9,7 @@ from torch import nn
 import ibaml
 from ibaml import GradientDescent, Unrolled
 from live_bytes import live_bytes_after, peak_bytes
-from problems import class_batch
+from problems import class_batch, plain_learner
 
 
 def network() -> nn.Module:
@@ -22,7 +22,7 @@ def batch() -> ibaml.TaskBatch:
 
 
 def peak(steps: int, method: str, **options) -> int:
-    learner = getattr(ibaml.methods, method)(network(), steps=steps, lr=0.001, **options)
+    learner = plain_learner(method, network(), steps=steps, lr=0.001, **options)
     tasks = batch()
     return peak_bytes(lambda: learner(tasks).backward())
 
@@ -43,7 +43,7 @@ def test_unrolled_memory_grows_and_recomputation_bounds_it():
 
 
 def test_a_hundred_adaptations_leave_memory_where_it_was():
-    learner = ibaml.methods.ibaml(network(), solver=GradientDescent(2, 0.001), samples=2)
+    learner = plain_learner("ibaml", network(), solver=GradientDescent(2, 0.001), samples=2)
     tasks = batch()
     x, y = tasks.support_x[0], tasks.support_y[0]
 
@@ -58,7 +58,7 @@ def test_a_hundred_adaptations_leave_memory_where_it_was():
 
 
 def test_no_graph_is_kept_by_adaptation():
-    learner = ibaml.methods.ibaml(network(), steps=2, lr=0.001, samples=2)
+    learner = plain_learner("ibaml", network(), steps=2, lr=0.001, samples=2)
     tasks = batch()
     posterior = learner.adapt(tasks.support_x[0], tasks.support_y[0])
     tensors = [*posterior.mean.values(), *posterior.log_var.values()]

@@ -12,7 +12,7 @@ from torch import nn
 import ibaml
 from ibaml import Curvature, Dense, GradientDescent, Implicit, TaskBatch
 from oracles import F64, blocks, five_point, generator, gradients, relative
-from problems import class_batch, mlp_model, regression_batch
+from problems import class_batch, mlp_model, plain_learner, regression_batch
 
 
 class Attention(nn.Module):
@@ -113,7 +113,7 @@ def make(name: str, dtype: torch.dtype = F64):
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_method_trains_it(name, method, dtype):
     net, batch = make(name, dtype)
-    learner = getattr(ibaml.methods, method)(net, **METHODS[method])
+    learner = plain_learner(method, net, **METHODS[method])
     loss = learner(batch, generator())
     loss.backward()
     assert loss.dtype == dtype
@@ -143,7 +143,8 @@ def test_its_implicit_gradient_is_the_dense_one(name):
     from oracles import dense_gradients
 
     net, batch = make(name)
-    learner = ibaml.methods.ibaml(
+    learner = plain_learner(
+        "ibaml",
         net,
         solver=GradientDescent(2, 0.1),
         gradient=Implicit(Curvature("energy"), Dense()),
@@ -157,19 +158,19 @@ def test_its_implicit_gradient_is_the_dense_one(name):
 
 
 def test_a_tied_parameter_is_one_parameter():
-    learner = ibaml.methods.ibaml(Tied().to(F64))
+    learner = plain_learner("ibaml", Tied().to(F64))
     names = [n for n, _ in learner.named_parameters()]
     assert names.count("model.first.weight") == 1
     assert not any("second.weight" in n or "second/weight" in n for n in names)
     assert learner.layout.size == 9 + 3 + 3
-    head = ibaml.methods.ibaml(Tied().to(F64), adapt="head")
+    head = plain_learner("ibaml", Tied().to(F64), adapt="head")
     assert head.roles.adapted == ("first.weight", "second.bias")
-    assert ibaml.methods.ibaml(Tied(), adapt="second.*").roles.adapted == head.roles.adapted
+    assert plain_learner("ibaml", Tied(), adapt="second.*").roles.adapted == head.roles.adapted
 
 
 def test_buffers_are_respected():
     net, batch = make("buffers")
-    learner = ibaml.methods.ibaml(net)
+    learner = plain_learner("ibaml", net)
     learner(batch).backward()
     learner.adapt(batch.support_x[0], batch.support_y[0]).predict_proba(batch.query_x[0])
     assert net.calls == 0
@@ -178,7 +179,7 @@ def test_buffers_are_respected():
 
 def test_the_models_own_parameters_are_the_prior_means():
     net = mlp_model()
-    learner = ibaml.methods.ibaml(net)
+    learner = plain_learner("ibaml", net)
     mine = {id(p) for p in learner.parameters()}
     assert all(id(p) in mine for p in net.parameters())
     assert len(list(learner.parameters())) == 2 * len(list(net.parameters()))
@@ -202,7 +203,8 @@ def test_a_custom_loss_with_parameters_of_its_own():
 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).to(F64)
-    learner = ibaml.methods.ibaml(
+    learner = plain_learner(
+        "ibaml",
         net,
         likelihood=Laplace(),
         solver=converged(),
@@ -232,7 +234,7 @@ def test_a_plain_loop_with_any_optimiser_learns(method, optimiser):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
     batch = class_batch((3,), tasks=4).to(torch.float32)
-    learner = getattr(ibaml.methods, method)(net, **METHODS[method])
+    learner = plain_learner(method, net, **METHODS[method])
     opt = optimiser(learner.parameters())
     first = last = None
     for _ in range(40):
@@ -246,7 +248,7 @@ def test_a_plain_loop_with_any_optimiser_learns(method, optimiser):
 
 
 def test_a_learner_can_be_copied_and_saved():
-    learner = ibaml.methods.ibaml(mlp_model())
+    learner = plain_learner("ibaml", mlp_model())
     batch = class_batch((3,))
     learner(batch)
     other = copy.deepcopy(learner)
@@ -259,7 +261,7 @@ def test_a_learner_can_be_pickled_and_so_can_a_posterior():
     import pickle
 
     batch = class_batch((3,))
-    learner = ibaml.methods.ibaml(mlp_model())
+    learner = plain_learner("ibaml", mlp_model())
     learner(batch)
     other = pickle.loads(pickle.dumps(learner))
     assert torch.equal(other(batch, generator()), learner(batch, generator()))
@@ -270,10 +272,11 @@ def test_a_learner_can_be_pickled_and_so_can_a_posterior():
 
 
 @pytest.mark.parametrize("method", ["maml", "ibaml"])
-def test_it_works_inside_inference_mode(method):
+@pytest.mark.parametrize("adapt", ["all", "head"])
+def test_it_works_inside_inference_mode(method, adapt):
     """Where Lightning validates and predicts."""
     batch = class_batch((3,))
-    learner = getattr(ibaml.methods, method)(mlp_model())
+    learner = plain_learner(method, mlp_model(), adapt=adapt)
     expected = learner(batch, generator())
     with torch.inference_mode():
         inside = class_batch((3,))
@@ -290,18 +293,18 @@ def test_a_parameter_may_have_any_name():
         def forward(self, x):
             return x @ self.keys
 
-    learner = ibaml.methods.ibaml(Named())
+    learner = plain_learner("ibaml", Named())
     learner(class_batch((3,))).backward()
     assert all(p.grad is not None for p in learner.parameters())
 
 
 def test_freezing_leaves_the_users_model_as_it_was():
     net = mlp_model()
-    first = ibaml.methods.ibaml(net, adapt="head", freeze="0", tie_head=True)
+    first = plain_learner("ibaml", net, adapt="head", freeze="0", tie_head=True)
     first(class_batch((3,))).backward()
     assert all(p.requires_grad for p in net.parameters())
     assert net[0].weight.grad is None
-    assert len(ibaml.methods.maml(net).roles.adapted) == 4
+    assert len(plain_learner("maml", net).roles.adapted) == 4
 
 
 def test_distributed_data_parallel_works_around_it(tmp_path):
@@ -310,12 +313,12 @@ def test_distributed_data_parallel_works_around_it(tmp_path):
         "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
     )
     try:
-        learner = ibaml.methods.ibaml(mlp_model(), adapt="head", tie_head=True)
+        learner = plain_learner("ibaml", mlp_model(), adapt="head", tie_head=True)
         wrapped = nn.parallel.DistributedDataParallel(learner)
         batch = class_batch((3,))
         for _ in range(2):
             wrapped(batch, generator()).backward()
-        alone = ibaml.methods.ibaml(mlp_model(), adapt="head", tie_head=True)
+        alone = plain_learner("ibaml", mlp_model(), adapt="head", tie_head=True)
         expected = gradients(alone, batch)["rho"]
         found = torch.cat([p.grad.reshape(-1) for p in learner.log_var.values()])
         assert relative(found / 2, expected) <= 1e-12
@@ -328,8 +331,13 @@ def test_vmap_and_loop_agree():
     grads = []
     for execution in ("loop", "vmap"):
         for kind in ("energy", "ggn"):
-            learner = ibaml.methods.ibaml(
-                mlp_model(), execution=execution, curvature=kind, init_log_var=-2.0, steps=3
+            learner = plain_learner(
+                "ibaml",
+                mlp_model(),
+                execution=execution,
+                curvature=kind,
+                init_log_var=-2.0,
+                steps=3,
             )
             grads.append(gradients(learner, batch))
     for i in (0, 1):
@@ -363,8 +371,8 @@ class TestBackbones:
         assert net(torch.randn(2, 3, 84, 84)).shape == (2, 5)
         default = sum(p.numel() for p in ibaml.nn.resnet12(5).parameters())
         assert 7.5e6 < default < 8.5e6
-        learner = ibaml.methods.ibaml(
-            ibaml.nn.resnet12(2, in_channels=1, widths=(4, 4, 4, 4)), steps=1, samples=1
+        learner = plain_learner(
+            "ibaml", ibaml.nn.resnet12(2, in_channels=1, widths=(4, 4, 4, 4)), steps=1, samples=1
         )
         batch = class_batch((1, 16, 16), ways=2).to(torch.float32)
         learner(batch).backward()
@@ -394,7 +402,7 @@ class TestBackbones:
 def test_embedding_head_can_be_tied_too():
     """A tied prior through a module with integer inputs, more classes than it was built with."""
     net, _ = make("embedding")
-    learner = ibaml.methods.ibaml(net, adapt="head", tie_head=True)
+    learner = plain_learner("ibaml", net, adapt="head", tie_head=True)
     tokens_ = torch.randint(11, (7, 5))
     proba = learner.adapt(tokens_, torch.arange(7)).predict_proba(tokens_)
     assert proba.shape == (7, 7)

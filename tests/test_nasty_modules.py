@@ -8,7 +8,7 @@ from torch import nn
 
 import ibaml
 from oracles import gradients, relative
-from problems import class_batch
+from problems import class_batch, plain_learner
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the slower way is taken")
 
@@ -134,8 +134,8 @@ _NETS = (
 def outcome(kind, execution, method, adapt="all"):
     torch.manual_seed(0)
     options = {"samples": 2} if method == "ibaml" else {}
-    learner = getattr(ibaml.methods, method)(
-        kind().double(), execution=execution, adapt=adapt, steps=2, **options
+    learner = plain_learner(
+        method, kind().double(), execution=execution, adapt=adapt, steps=2, **options
     )
     found = gradients(learner, class_batch((1, 12, 12), ways=2))
     state = {n: b.double() for n, b in learner.named_buffers()}
@@ -199,14 +199,14 @@ def test_one_value_per_channel_has_no_statistics(always_single):
     batch = ibaml.TaskBatch(x, y, x, y, classes=2, validate=False)
     for execution in ("loop", "auto"):
         with pytest.raises(ValueError, match=r"does not run|per channel"):
-            ibaml.methods.maml(net, execution=execution)(batch)
+            plain_learner("maml", net, execution=execution)(batch)
 
 
 @pytest.mark.parametrize("execution", ["single", "fold"])
 def test_a_third_derivative_is_refused(execution):
     torch.manual_seed(0)
     net = ibaml.nn.conv4(2, channels=4, in_channels=1, image_size=16).double()
-    learner = ibaml.methods.maml(net, execution=execution, steps=1)
+    learner = plain_learner("maml", net, execution=execution, steps=1)
     loss = learner(class_batch((1, 16, 16), ways=2))
     with pytest.raises(RuntimeError, match=r'third derivative.*execution="loop"'):
         torch.autograd.grad(loss, list(learner.parameters()), create_graph=True, allow_unused=True)
@@ -217,9 +217,9 @@ def test_weights_tied_later_are_tied_for_the_next_learner():
     net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
     net = net.double()
     batch = class_batch((3,), ways=2)
-    ibaml.methods.maml(net, execution="loop")(batch)
+    plain_learner("maml", net, execution="loop")(batch)
     net[2].weight = net[0].weight
-    found = gradients(ibaml.methods.maml(net, execution="loop"), batch)
+    found = gradients(plain_learner("maml", net, execution="loop"), batch)
     fresh = nn.Sequential(*net)  # a module nobody has seen
-    expected = gradients(ibaml.methods.maml(fresh, execution="loop"), batch)
+    expected = gradients(plain_learner("maml", fresh, execution="loop"), batch)
     assert relative(found["m"], expected["m"]) < 1e-12

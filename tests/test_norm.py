@@ -20,7 +20,7 @@ from oracles import (
     generator,
     gradients,
 )
-from problems import class_batch
+from problems import class_batch, plain_learner
 
 NORMS = {
     "batch": lambda: nn.BatchNorm2d(2),
@@ -55,8 +55,8 @@ def batch() -> ibaml.TaskBatch:
 @pytest.mark.parametrize("method", ["maml", "abml"])
 def test_unrolled_is_exact_with_every_norm(norm, method, execution):
     options = {} if method == "maml" else {"init_log_var": -3.0, "samples": 2}
-    learner = getattr(ibaml.methods, method)(
-        network(norm), steps=3, lr=0.1, execution=execution, **options
+    learner = plain_learner(
+        method, network(norm), steps=3, lr=0.1, execution=execution, **options
     ).eval()
     exact = gradients(learner, batch())
     rng = torch.Generator().manual_seed(0)
@@ -71,7 +71,8 @@ def test_unrolled_is_exact_with_every_norm(norm, method, execution):
 @pytest.mark.parametrize("method", ["imaml", "ibaml"])
 def test_implicit_is_exact_with_every_norm(norm, method, adapt):
     options = {"lam": 1.0} if method == "imaml" else {"init_log_var": -2.0, "samples": 2}
-    learner = getattr(ibaml.methods, method)(
+    learner = plain_learner(
+        method,
         network(norm),
         solver=converged(),
         gradient=Implicit(Curvature("energy"), exact_cg()),
@@ -85,11 +86,11 @@ def test_implicit_is_exact_with_every_norm(norm, method, adapt):
 @pytest.mark.parametrize("norm", list(NORMS))
 def test_vmap_is_refused_where_it_is_not_known_to_be_right(norm):
     with pytest.raises(ValueError, match=r"vmap.*loop"):
-        ibaml.methods.maml(network(norm), execution="vmap")
+        plain_learner("maml", network(norm), execution="vmap")
 
 
 def shared_norm_learner(**options) -> ibaml.MetaLearner:
-    return ibaml.methods.ibaml(network("batch"), adapt="head", steps=3, **options)
+    return plain_learner("ibaml", network("batch"), adapt="head", steps=3, **options)
 
 
 class TestStatistics:
@@ -128,7 +129,7 @@ class TestStatistics:
         ("adapt", "stats"), [("head", "running"), ("all", "support"), (["0", "5"], "running")]
     )
     def test_the_default_at_prediction_follows_the_layers_role(self, adapt, stats):
-        learner = ibaml.methods.ibaml(network("batch"), adapt=adapt)
+        learner = plain_learner("ibaml", network("batch"), adapt=adapt)
         b = batch()
         posterior = learner.adapt(b.support_x[0], b.support_y[0])
         assert posterior.norm_stats == {"1": stats}
@@ -136,7 +137,7 @@ class TestStatistics:
     @pytest.mark.parametrize("stats", ["running", "support"])
     @pytest.mark.parametrize("adapt", ["head", "all"])
     def test_one_query_does_not_depend_on_the_others(self, stats, adapt):
-        learner = ibaml.methods.ibaml(network("batch"), adapt=adapt)
+        learner = plain_learner("ibaml", network("batch"), adapt=adapt)
         b = batch()
         posterior = learner.adapt(b.support_x[0], b.support_y[0], norm_stats=stats)
         together = posterior.predict_proba(b.query_x[0])
@@ -152,7 +153,7 @@ class TestStatistics:
 
     def test_support_statistics_are_those_of_adaptation(self):
         """Predicting the support set with its own frozen statistics is the adapted network."""
-        learner = ibaml.methods.maml(network("batch"), steps=3)
+        learner = plain_learner("maml", network("batch"), steps=3)
         b = batch()
         x = b.support_x[0]
         frozen = learner.adapt(x, b.support_y[0], norm_stats="support").outputs(x)
@@ -164,8 +165,8 @@ class TestStatistics:
     def test_every_weight_set_has_its_own_support_statistics(self, execution, adapt):
         """Beside plain torch: a network with the drawn weights sees the support set in training
         mode, and the queries in evaluation mode."""
-        learner = ibaml.methods.ibaml(
-            network("batch"), steps=3, adapt=adapt, init_log_var=-1.0, execution=execution
+        learner = plain_learner(
+            "ibaml", network("batch"), steps=3, adapt=adapt, init_log_var=-1.0, execution=execution
         )
         b = batch()
         posteriors = learner.adapt_all(b, norm_stats="support")
@@ -186,7 +187,7 @@ class TestStatistics:
         net = network("batch")
         net[1].running_mean += 0.5
         before = net[1].running_mean.clone()
-        learner = ibaml.methods.ibaml(net, adapt="head", freeze=["0", "1"]).train()
+        learner = plain_learner("ibaml", net, adapt="head", freeze=["0", "1"]).train()
         learner(batch())
         assert torch.equal(net[1].running_mean, before)
         assert learner.norm_plan("batch") == {"1": "running"}
@@ -194,7 +195,7 @@ class TestStatistics:
     def test_a_layer_without_running_statistics_works(self):
         net = network("batch")
         net[1] = nn.BatchNorm2d(2, track_running_stats=False).to(F64)
-        learner = ibaml.methods.ibaml(net, adapt="head").train()
+        learner = plain_learner("ibaml", net, adapt="head").train()
         learner(batch()).backward()
         b = batch()
         posterior = learner.adapt(b.support_x[0], b.support_y[0])
@@ -214,7 +215,7 @@ class TestStatistics:
                 return self.head(self.norm(torch.tanh(self.first(self.norm(x)))))
 
         b = class_batch((3,), ways=2)
-        learner = ibaml.methods.ibaml(Twice().to(F64)).train()
+        learner = plain_learner("ibaml", Twice().to(F64)).train()
         learner(b).backward()
         with pytest.raises(ValueError, match="more than once"):
             learner.adapt(b.support_x[0], b.support_y[0]).predict_proba(b.query_x[0])
@@ -236,12 +237,12 @@ class TestStatistics:
         tasks = ibaml.TaskBatch(
             torch.cat([one, other]), b.support_y[:2], b.query_x[:2].abs(), b.query_y[:2]
         )
-        learner = ibaml.methods.maml(Sometimes().to(F64), execution="loop")
+        learner = plain_learner("maml", Sometimes().to(F64), execution="loop")
         with pytest.raises(ValueError, match="for some support sets and not for others"):
             learner.adapt_all(tasks, norm_stats="support").predict_proba(tasks.query_x)
 
     def test_reptile_has_running_statistics_too(self):
-        learner = ibaml.methods.reptile(network("batch"), steps=2).train()
+        learner = plain_learner("reptile", network("batch"), steps=2).train()
         learner(batch())
         assert int(learner.model[1].num_batches_tracked) == 1
         assert learner.model[1].running_mean.abs().max() > 0
@@ -249,7 +250,7 @@ class TestStatistics:
     def test_a_single_support_example_with_dense_batch_norm_and_running_statistics(self):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).to(F64)
-        learner = ibaml.methods.ibaml(net, adapt="head", init_log_var=-2.0)
+        learner = plain_learner("ibaml", net, adapt="head", init_log_var=-2.0)
         posterior = learner.adapt(torch.randn(1, 3, dtype=F64), torch.tensor([1]))
         assert posterior.predict_proba(torch.randn(1, 3, dtype=F64)).shape == (1, 2)
 
@@ -257,7 +258,7 @@ class TestStatistics:
 def test_dropout_is_off_so_that_the_energy_is_one_function():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 3)).to(F64)
-    learner = ibaml.methods.maml(net).train()
+    learner = plain_learner("maml", net).train()
     b = class_batch((3,))
     assert float(learner(b).detach()) == float(learner(b).detach())
 
@@ -267,7 +268,7 @@ def test_instance_norm_with_running_statistics_is_refused():
         nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(2, 2)
     )
     with pytest.raises(ValueError, match="track_running_stats"):
-        ibaml.methods.maml(net)
+        plain_learner("maml", net)
 
 
 @pytest.mark.parametrize("norm", list(NORMS))

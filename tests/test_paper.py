@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import ibaml
 from ibaml import (
     ConjugateGradient,
     Curvature,
@@ -31,6 +30,7 @@ from ibaml.reproduce.rules import implicit_gradient, slope_at, start_of
 from ibaml.reproduce.theorems import Constants
 from ibaml.tasks import LinearRegression
 from oracles import F64, gradients, relative
+from problems import plain_learner
 
 
 def elbo(v: Tensor, m: Tensor, rho: Tensor, x: Tensor, y: Tensor, sigma: float) -> Tensor:
@@ -167,8 +167,8 @@ class TestSingular:
         nn.init.constant_(model.weight, theta)
         one, zero = torch.ones(1, 1, 1, dtype=F64), torch.zeros(1, 1, 1, dtype=F64)
         rule = Implicit(Curvature("energy"), linear_solver or Dense())
-        learner = ibaml.methods.imaml(
-            model, lam=1.0, solver=solver, gradient=rule, likelihood=quartic
+        learner = plain_learner(
+            "imaml", model, lam=1.0, solver=solver, gradient=rule, likelihood=quartic
         )
         return learner, TaskBatch(one, zero, one, one)
 

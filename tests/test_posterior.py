@@ -9,11 +9,11 @@ from torch import nn
 import ibaml
 from ibaml import Gaussian, NaturalDescent
 from oracles import F64
-from problems import class_batch, mlp_model, regression_batch
+from problems import class_batch, mlp_model, plain_learner, regression_batch
 
 
 def classifier(**options) -> ibaml.MetaLearner:
-    return ibaml.methods.ibaml(mlp_model(), init_log_var=-1.0, **options)
+    return plain_learner("ibaml", mlp_model(), init_log_var=-1.0, **options)
 
 
 def task():
@@ -47,7 +47,8 @@ def test_a_generator_changes_the_noise_of_adaptation():
 def test_more_examples_make_it_surer():
     """Bayesian linear regression: the predictive variance falls with the examples."""
     batch = regression_batch(tasks=1, support=40)
-    learner = ibaml.methods.ibaml(
+    learner = plain_learner(
+        "ibaml",
         nn.Linear(4, 1).to(F64),
         solver=NaturalDescent(300, 0.002),
         likelihood=Gaussian(0.1),
@@ -73,7 +74,7 @@ def test_without_examples_it_is_the_prior():
     for name, w in posterior.mean.items():
         assert torch.equal(w, learner.model.get_parameter(name).detach())
     assert posterior.predict_proba(torch.zeros(2, 3, dtype=F64)).shape == (2, 3)
-    tied = ibaml.methods.ibaml(mlp_model(), adapt="head", tie_head=True)
+    tied = plain_learner("ibaml", mlp_model(), adapt="head", tie_head=True)
     with pytest.raises(ValueError, match="classes"):
         tied.adapt(torch.zeros(0, 3, dtype=F64), torch.zeros(0, dtype=torch.long))
 
@@ -82,7 +83,7 @@ def test_draws_of_the_weights():
     x, y, _ = task()
     draws = classifier().adapt(x, y).sample(7)
     assert draws["0.weight"].shape == (7, 4, 3)
-    point = ibaml.methods.maml(mlp_model()).adapt(x, y)
+    point = plain_learner("maml", mlp_model()).adapt(x, y)
     assert point.log_var == {}
     assert torch.equal(point.sample()["0.weight"][0], point.mean["0.weight"])
 
@@ -119,7 +120,7 @@ def test_everything_adapted_does_not_care():
 
 def test_regression_has_no_class_probabilities():
     batch = regression_batch()
-    learner = ibaml.methods.maml(nn.Linear(4, 1).to(F64))
+    learner = plain_learner("maml", nn.Linear(4, 1).to(F64))
     posterior = learner.adapt(batch.support_x[0], batch.support_y[0])
     with pytest.raises(ValueError, match="use predict"):
         posterior.predict_proba(batch.query_x[0])
@@ -131,7 +132,7 @@ def test_regression_has_no_class_probabilities():
 
 def test_predictions_have_the_targets_shape():
     batch = regression_batch()
-    learner = ibaml.methods.ibaml(nn.Linear(4, 1).to(F64), init_log_var=-2.0)
+    learner = plain_learner("ibaml", nn.Linear(4, 1).to(F64), init_log_var=-2.0)
     posterior = learner.adapt(batch.support_x[0], batch.support_y[0, :, 0])
     mean, variance = posterior.predict(batch.query_x[0])
     assert mean.shape == variance.shape == (5,)

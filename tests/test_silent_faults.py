@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 import ibaml
 from ibaml.execution import single
 from oracles import F64, generator, gradients, relative
-from problems import class_batch, conv_model, mlp_model
+from problems import class_batch, conv_model, mlp_model, plain_learner
 
 # --- choices are fixed when a learner is made ----------------------------------------------------
 
@@ -33,7 +33,7 @@ from problems import class_batch, conv_model, mlp_model
     ],
 )
 def test_assigning_a_choice_is_refused_and_names_replace(name, value):
-    learner = ibaml.methods.maml(mlp_model())
+    learner = plain_learner("maml", mlp_model())
     before = getattr(learner, name)
     with pytest.raises(AttributeError, match=rf"{name} is fixed .* learner\.replace\({name}=…\)"):
         setattr(learner, name, value)
@@ -42,23 +42,23 @@ def test_assigning_a_choice_is_refused_and_names_replace(name, value):
 
 @pytest.mark.parametrize("name", ["belief", "likelihood", "roles"])
 def test_assigning_what_the_weights_depend_on_is_refused(name):
-    learner = ibaml.methods.ibaml(mlp_model())
+    learner = plain_learner("ibaml", mlp_model())
     with pytest.raises(AttributeError, match=f"{name} is fixed .*make another learner"):
         setattr(learner, name, None)
 
 
 def test_an_implicit_rule_for_a_point_without_a_prior_is_refused_by_replace_too():
     with pytest.raises(ValueError, match="the meta-gradient is exactly zero"):
-        ibaml.methods.maml(mlp_model()).replace(gradient=ibaml.Implicit())
+        plain_learner("maml", mlp_model()).replace(gradient=ibaml.Implicit())
 
 
 def test_replace_shares_the_weights_and_leaves_the_learner_as_it_was():
-    learner, batch = ibaml.methods.ibaml(mlp_model(), samples=2, steps=3), class_batch()
+    learner, batch = plain_learner("ibaml", mlp_model(), samples=2, steps=3), class_batch()
     before = gradients(learner, batch)
     other = learner.replace(gradient=ibaml.FirstOrder(), samples=4)
     assert (other.samples, learner.samples) == (4, 2)
     assert [id(p) for p in other.parameters()] == [id(p) for p in learner.parameters()]
-    fresh = ibaml.methods.ibaml(mlp_model(), samples=4, steps=3, gradient=ibaml.FirstOrder())
+    fresh = plain_learner("ibaml", mlp_model(), samples=4, steps=3, gradient=ibaml.FirstOrder())
     for name, g in gradients(other, batch).items():
         assert torch.equal(g, gradients(fresh, batch)[name])
         assert torch.equal(before[name], gradients(learner, batch)[name])
@@ -66,7 +66,7 @@ def test_replace_shares_the_weights_and_leaves_the_learner_as_it_was():
 
 
 def test_replace_refuses_what_it_cannot_do():
-    learner = ibaml.methods.maml(mlp_model())
+    learner = plain_learner("maml", mlp_model())
     with pytest.raises(TypeError, match="belief cannot be replaced: only solver, gradient"):
         learner.replace(belief=None)
     with pytest.raises(ValueError, match="a learned step size is a weight of its own"):
@@ -86,7 +86,7 @@ def test_an_exception_in_a_fast_strategy_is_said_once_with_its_reason(monkeypatc
     monkeypatch.setitem(__import__("ibaml.execution").execution._WHOLE, "single", broken)
     batch = class_batch((1, 40, 40), ways=2)
     net = nn.Sequential(nn.Conv2d(1, 2, 3, stride=8), nn.Tanh(), nn.Flatten(), nn.Linear(50, 2))
-    learner = ibaml.methods.maml(net.to(F64))
+    learner = plain_learner("maml", net.to(F64))
     with pytest.warns(RuntimeWarning, match="single: no kernel for this machine.*the slower way"):
         learner(batch)
     assert learner.strategy == "loop"
@@ -102,7 +102,7 @@ def test_an_exception_in_a_fast_strategy_is_said_once_with_its_reason(monkeypatc
 @pytest.mark.parametrize("method", ["maml", "fomaml", "reptile", "imaml", "abml", "ibaml"])
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
 def test_no_graph_is_built_where_gradients_are_off(method, off):
-    learner, batch = getattr(ibaml.methods, method)(mlp_model()), class_batch()
+    learner, batch = plain_learner(method, mlp_model()), class_batch()
     expected = learner(batch, generator())
     assert expected.requires_grad
     with off():
@@ -183,7 +183,7 @@ RULES = ["maml", "imaml", "ibaml", "abml"]
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_a_backward_pass_that_leaves_autograd_is_said_with_its_error(method, function, dtype):
     options = {"curvature": "energy"} if method == "ibaml" else {}
-    learner = getattr(ibaml.methods, method)(_With(function).to(dtype), **options)
+    learner = plain_learner(method, _With(function).to(dtype), **options)
     batch = class_batch().to(dtype)
     with pytest.warns(RuntimeWarning, match=r"_With .* no right second derivative: .* \d+ % off"):
         learner(batch)
@@ -199,7 +199,7 @@ def test_imamls_gradient_would_be_far_off_there():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             options = {"lam": 0.1, "steps": 100, "lr": 0.05, "cg_steps": 50, "adapt": "first"}
-            learner = ibaml.methods.imaml(_With(function).to(F64), **options)
+            learner = plain_learner("imaml", _With(function).to(F64), **options)
             found[function] = gradients(learner, batch)["m"]
     assert relative(found[_Once], found[_Right]) > 0.5
 
@@ -225,14 +225,14 @@ class _Refusing(_Cube):
 @pytest.mark.parametrize("method", RULES)
 def test_an_operation_that_refuses_a_second_derivative_is_refused_in_a_sentence(method):
     options = {"curvature": "energy"} if method == "ibaml" else {}
-    learner = getattr(ibaml.methods, method)(_With(_Refusing).to(F64), **options)
+    learner = plain_learner(method, _With(_Refusing).to(F64), **options)
     with pytest.raises(ValueError, match=r"cube_backward is not impl.* \(methods\.fomaml"):
         learner(class_batch())
 
 
 @pytest.mark.parametrize("method", ["fomaml", "reptile"])
 def test_rules_without_second_derivatives_take_such_operations(method):
-    learner = getattr(ibaml.methods, method)(_With(_Once).to(F64))
+    learner = plain_learner(method, _With(_Once).to(F64))
     learner(class_batch()).backward()
     assert all(p.grad.isfinite().all() for p in learner.parameters())
 
@@ -241,14 +241,14 @@ def test_rules_without_second_derivatives_take_such_operations(method):
 @pytest.mark.parametrize("function", [_Right, _Through])
 def test_right_operations_and_straight_through_estimators_are_not_blamed(method, function):
     """Warnings of ours are errors in this suite."""
-    getattr(ibaml.methods, method)(_With(function).to(F64))(class_batch()).backward()
+    plain_learner(method, _With(function).to(F64))(class_batch()).backward()
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("method", ["maml", "imaml", "ibaml"])
 def test_kinks_are_not_blamed(method, seed):
     batch = class_batch((1, 6, 6), ways=2, seed=seed)
-    getattr(ibaml.methods, method)(conv_model(smooth=False))(batch)
+    plain_learner(method, conv_model(smooth=False))(batch)
 
 
 # --- a loss that is finite and a gradient that is not --------------------------------------------
@@ -269,7 +269,7 @@ def _one_ill(at: int = 1) -> tuple[ibaml.TaskBatch, ibaml.TaskBatch]:
 
 def test_a_task_with_a_finite_loss_and_no_finite_gradient_is_left_out_like_a_diverged_one():
     batch, without = _one_ill()
-    learner = ibaml.methods.maml(_net(), steps=2)
+    learner = plain_learner("maml", _net(), steps=2)
     loss = learner(batch)
     assert loss.isfinite()
     loss.backward()
@@ -284,7 +284,7 @@ def test_a_task_with_a_finite_loss_and_no_finite_gradient_is_left_out_like_a_div
 
 def test_a_plain_loop_over_such_tasks_keeps_sound_weights():
     batch, _ = _one_ill()
-    learner = ibaml.methods.maml(_net(), steps=2)
+    learner = plain_learner("maml", _net(), steps=2)
     optimiser = torch.optim.Adam(learner.parameters(), lr=1e-2)
     for _ in range(3):
         optimiser.zero_grad()
@@ -296,7 +296,7 @@ def test_a_plain_loop_over_such_tasks_keeps_sound_weights():
 def test_where_no_task_has_a_finite_gradient_it_is_zero_and_all_are_left_out():
     batch, _ = _one_ill(0)
     only = batch.select([0])
-    learner = ibaml.methods.maml(_net(), steps=2)
+    learner = plain_learner("maml", _net(), steps=2)
     learner(only).backward()
     assert learner.diagnostics.left_out.tolist() == [True]
     assert all((p.grad == 0).all() for p in learner.parameters())
@@ -304,7 +304,7 @@ def test_where_no_task_has_a_finite_gradient_it_is_zero_and_all_are_left_out():
 
 def test_looking_at_gradients_leaves_backward_as_it_is():
     """Twice with retain_graph, hooks once, second derivatives, and gradients by autograd.grad."""
-    learner, batch = ibaml.methods.maml(mlp_model(), steps=2), class_batch()
+    learner, batch = plain_learner("maml", mlp_model(), steps=2), class_batch()
     learner(batch).backward()
     once = [p.grad.clone() for p in learner.parameters()]
     loss = learner(batch)
@@ -339,8 +339,10 @@ def test_looking_at_gradients_leaves_backward_as_it_is():
 
 def test_a_likelihood_over_tensors_of_its_own_still_gets_their_gradient():
     scale = torch.tensor(2.0, dtype=F64, requires_grad=True)
-    learner = ibaml.methods.maml(
-        mlp_model(), likelihood=lambda out, y: scale * F.cross_entropy(out, y, reduction="none")
+    learner = plain_learner(
+        "maml",
+        mlp_model(),
+        likelihood=lambda out, y: scale * F.cross_entropy(out, y, reduction="none"),
     )
     learner(class_batch()).backward()
     assert scale.grad is not None
@@ -352,7 +354,7 @@ def test_a_likelihood_over_tensors_of_its_own_still_gets_their_gradient():
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_a_copied_posterior_does_not_claim_that_the_learner_was_trained_since(how):
-    learner, batch = ibaml.methods.ibaml(mlp_model(), adapt="head"), class_batch()
+    learner, batch = plain_learner("ibaml", mlp_model(), adapt="head"), class_batch()
     optimiser = torch.optim.SGD(learner.parameters(), lr=0.1)
     learner(batch).backward()
     optimiser.step()  # versions of tensors begin anew in a copy, and these have moved on
@@ -375,7 +377,7 @@ def test_a_copied_posterior_does_not_claim_that_the_learner_was_trained_since(ho
 
 
 def test_adapt_refuses_labels_in_columns_and_inputs_without_features():
-    learner, batch = ibaml.methods.ibaml(mlp_model()), class_batch()
+    learner, batch = plain_learner("ibaml", mlp_model()), class_batch()
     x, y = batch.support_x[0], batch.support_y[0]
     with pytest.raises(ValueError, match=r"one number per example, \(N,\): use y\.squeeze\(1\)"):
         learner.adapt(x, y[:, None])
@@ -392,7 +394,7 @@ def test_imaml_refuses_a_lam_that_is_no_finite_number(lam):
 def test_where_nobody_may_look_such_a_gradient_is_zero_and_all_are_left_out(monkeypatch):
     """On an accelerator looking would mean waiting."""
     batch, without = _one_ill()
-    learner = ibaml.methods.maml(_net(), steps=2)
+    learner = plain_learner("maml", _net(), steps=2)
     monkeypatch.setattr(type(learner), "_may_look", lambda self, batch: False)
     learner(batch).backward()
     assert learner.diagnostics.left_out.tolist() == [True] * 4
@@ -411,10 +413,140 @@ def test_a_recorded_meta_step_keeps_gradients_that_are_not_finite_to_itself(monk
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(capture, "_recorded", lambda graph, device: nullcontext())
-    learner = ibaml.methods.maml(_net(), steps=2)
+    learner = plain_learner("maml", _net(), steps=2)
     for batch, ill in zip(_one_ill(), (True, False), strict=True):
         roots = task_roots(0, batch.task_keys, None)
         found = capture.Recording(learner, learner.meta_step, batch, roots)
         assert found.step.left_out.tolist() == [ill] * len(batch)
         assert bool((found.flat == 0).all()) == ill
         assert found.flat.isfinite().all()
+
+
+# --- what a review found -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["imaml", "ibaml"])
+@pytest.mark.parametrize("adapt", ["all", "head"])
+def test_an_ill_task_is_left_out_of_implicit_gradients_too(method, adapt):
+    """A linear solver takes zero in the place of a right-hand side that is not finite."""
+
+    def nll(z, y):
+        found = F.cross_entropy(z.clamp(-9, 9), y, reduction="none")
+        (big,) = (z.abs().amax(-1) > 1e5).nonzero(as_tuple=True)
+        ill = (z[big, 0] - z[big, 0].detach()).abs().sqrt()  # 0, and its slope is not
+        return found.index_add(0, big, ill)
+
+    batch = class_batch((3,), tasks=4)
+    batch.query_x[1] = 1e9
+    learner = getattr(ibaml.methods, method)(mlp_model(nn.ReLU), likelihood=nll, adapt=adapt)
+    loss = learner(batch, generator())
+    assert loss.isfinite()
+    loss.backward()
+    assert learner.diagnostics.left_out.tolist() == [False, True, False, False]
+    assert not learner.diagnostics.unsolved[1]
+    found = [p.grad.clone() for p in learner.parameters()]
+    learner.zero_grad()
+    learner(batch.select([0, 2, 3]), generator()).backward()
+    for g, p in zip(found, learner.parameters(), strict=True):
+        torch.testing.assert_close(g, p.grad, rtol=1e-10, atol=1e-14)
+
+
+class _Opaque(torch.autograd.Function):
+    """Cross-entropy whose backward pass leaves autograd."""
+
+    @staticmethod
+    def forward(ctx, z, y):
+        ctx.save_for_backward(z, y)
+        return F.cross_entropy(z, y, reduction="none")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        z, y = ctx.saved_tensors
+        return g[:, None] * (z.softmax(-1) - F.one_hot(y, z.shape[-1])), None
+
+
+@pytest.mark.parametrize("method", RULES)
+@pytest.mark.parametrize("adapt", ["all", "head"])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_likelihood_without_a_second_derivative_is_said_with_every_curvature(
+    method, adapt, dtype
+):
+    learner = getattr(ibaml.methods, method)(
+        mlp_model().to(dtype), adapt=adapt, likelihood=lambda z, y: _Opaque.apply(z, y)
+    )
+    with pytest.warns(RuntimeWarning, match=r"no right second derivative: .* \d+ % off"):
+        learner(class_batch().to(dtype))
+
+
+class _Float32Inside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.second(h.float().softmax(-1).to(x.dtype) * h.tanh())
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("method", ["maml", "imaml", "ibaml"])
+def test_a_part_in_single_precision_is_not_blamed(method, seed):
+    torch.manual_seed(seed)
+    getattr(ibaml.methods, method)(_Float32Inside())(class_batch(seed=seed).to(torch.float32))
+
+
+def test_tensors_that_join_the_loss_later_get_their_gradient():
+    scale = torch.tensor(2.0, dtype=F64)
+    learner = ibaml.methods.maml(
+        mlp_model(), likelihood=lambda z, y: scale * F.cross_entropy(z, y, reduction="none")
+    )
+    learner(class_batch()).backward()
+    scale.requires_grad_()
+    learner(class_batch()).backward()
+    assert scale.grad is not None
+
+
+def test_a_solver_that_replaces_one_with_learned_steps_takes_its_own():
+    learner = ibaml.methods.maml(
+        mlp_model(), solver=ibaml.GradientDescent(3, 0.01, learn_lr=True), adapt="all"
+    )
+    other = learner.replace(solver=ibaml.GradientDescent(3, 0.5))
+    fresh = ibaml.methods.maml(mlp_model(), solver=ibaml.GradientDescent(3, 0.5), adapt="all")
+    assert torch.equal(other(class_batch()), fresh(class_batch()))
+    with pytest.raises(TypeError, match="solver must be an object"):
+        learner.replace(solver=3)
+
+
+def test_a_batch_with_an_ill_task_can_go_backward_twice():
+    batch, _ = _one_ill()
+    learner = ibaml.methods.maml(_net(), steps=2)
+    loss = learner(batch)
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in learner.parameters()]
+    loss.backward()
+    for g, p in zip(once, learner.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, 2 * g)
+    with pytest.raises(RuntimeError, match="a second time"):
+        loss.backward()
+
+
+def test_a_scale_that_overflows_is_for_its_scaler_to_see():
+    """Amp's loss scale: the gradient alone is sound, so no task is left out and none is hidden."""
+    batch, learner = class_batch().to(torch.float32), ibaml.methods.maml(mlp_model().float())
+    (learner(batch) * 3e38).backward(gradient=torch.tensor(1e10))
+    assert not learner.diagnostics.left_out.any()
+    assert not all(p.grad.isfinite().all() for p in learner.parameters())
+
+
+def test_a_loss_that_is_kept_does_not_keep_its_tasks():
+    import gc
+    import weakref
+
+    learner, batch = ibaml.methods.maml(mlp_model()), class_batch()
+    loss = learner(batch)
+    kept = weakref.ref(batch)
+    loss.backward()
+    del batch
+    gc.collect()
+    assert kept() is None

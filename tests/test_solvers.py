@@ -20,7 +20,7 @@ from ibaml import (
     TaskBatch,
 )
 from oracles import F64, generator, gradients, relative
-from problems import class_batch, mlp_model, regression_batch
+from problems import class_batch, mlp_model, plain_learner, regression_batch
 
 SOLVERS = {
     "descent": GradientDescent(3000, 0.3, tol=1e-8),
@@ -31,7 +31,7 @@ SOLVERS = {
 
 
 def problem(**options):
-    learner = ibaml.methods.ibaml(mlp_model(), init_log_var=-1.0, samples=4, beta=0.5, **options)
+    learner = plain_learner("ibaml", mlp_model(), init_log_var=-1.0, samples=4, beta=0.5, **options)
     support, _ = learner.problem(class_batch((3,)), 0)
     return support, learner.belief.start(support.meta.prior, 2).detach()
 
@@ -39,7 +39,7 @@ def problem(**options):
 @pytest.mark.parametrize("name", list(SOLVERS))
 def test_it_converges_and_says_so(name):
     """A point with a proximal term: smooth, with one minimum near the start."""
-    learner = ibaml.methods.imaml(mlp_model(), lam=0.5)
+    learner = plain_learner("imaml", mlp_model(), lam=0.5)
     energy, _ = learner.problem(class_batch((3,)), 0)
     start = learner.belief.start(energy.meta.prior, 2).detach()
     solution = SOLVERS[name].solve(energy, start)
@@ -173,11 +173,11 @@ def network() -> nn.Module:
 def test_a_diverging_task_is_contained_and_reported(method, options, execution):
     """Its neighbours' gradient is exactly that of the batch without it."""
     options = {"steps": 6, "lr": 0.1, "execution": execution, **options}
-    learner = getattr(ibaml.methods, method)(network(), **options)
+    learner = plain_learner(method, network(), **options)
     found = gradients(learner, wild_batch())
     assert learner.diagnostics.diverged.tolist() == [False, True, False]
     assert learner.diagnostics.reason[1] in (Reason.NONFINITE, Reason.DIVERGED)
-    alone = getattr(ibaml.methods, method)(network(), **options)
+    alone = plain_learner(method, network(), **options)
     expected = gradients(alone, sound_batch())
     for block, g in expected.items():
         assert found[block].isfinite().all()
@@ -207,7 +207,7 @@ def test_a_task_the_network_breaks_on_harms_no_other(method, options):
     x[1] = 1.0
     ill = TaskBatch(batch.support_x, batch.support_y, x, batch.query_y)
     found, expected = (
-        gradients(getattr(ibaml.methods, method)(whitening(), **options), tasks)
+        gradients(plain_learner(method, whitening(), **options), tasks)
         for tasks in (ill, sound_batch())
     )
     for block, g in expected.items():
@@ -231,8 +231,11 @@ def test_diagnosing_does_not_change_what_is_left_out():
 def test_fresh_noise_is_used_in_adaptation_too():
     batch = class_batch((3,))
     means = [
-        ibaml.methods.ibaml(
-            mlp_model(), solver=GradientDescent(3, 0.1, fresh_noise=fresh), init_log_var=-1.0
+        plain_learner(
+            "ibaml",
+            mlp_model(),
+            solver=GradientDescent(3, 0.1, fresh_noise=fresh),
+            init_log_var=-1.0,
         )
         .adapt(batch.support_x[0], batch.support_y[0])
         .mean["0.weight"]
@@ -243,7 +246,7 @@ def test_fresh_noise_is_used_in_adaptation_too():
 
 @pytest.mark.parametrize("method", ["maml", "ibaml"])
 def test_if_all_diverge_the_loss_is_nan_and_the_gradients_are_zero(method):
-    learner = getattr(ibaml.methods, method)(network(), steps=6, lr=0.01)
+    learner = plain_learner(method, network(), steps=6, lr=0.01)
     batch = wild_batch().select([1])
     loss = learner(batch, generator())
     assert loss.isnan()
@@ -264,7 +267,7 @@ def test_negative_curvature_is_reported_and_harms_no_other_task():
     y = torch.ones(2, 3, 1, dtype=F64)
     y[1] = -5.0
     net = nn.Linear(1, 1, bias=False).to(F64)
-    learner = ibaml.methods.imaml(net, lam=1.0, likelihood=loss, steps=1, lr=0.01)
+    learner = plain_learner("imaml", net, lam=1.0, likelihood=loss, steps=1, lr=0.01)
     batch = TaskBatch(x, y, x, torch.ones_like(y))
     learner(batch).backward()
     assert learner.diagnostics.negative_curvature.tolist() == [False, True]
@@ -276,7 +279,7 @@ def test_negative_curvature_is_reported_and_harms_no_other_task():
 
 
 def test_diagnostics_tell_the_story():
-    learner = ibaml.methods.ibaml(mlp_model(), init_log_var=-3.0, cg_steps=5)
+    learner = plain_learner("ibaml", mlp_model(), init_log_var=-3.0, cg_steps=5)
     with pytest.raises(RuntimeError, match="call the learner"):
         _ = learner.diagnostics
     batch = class_batch((3,))

@@ -14,7 +14,7 @@ import ibaml
 from ibaml import Adam, GradientDescent, NaturalDescent, Unrolled
 from ibaml.energy import Stream, draw_noise
 from oracles import F64, SEED, generator, gradients, relative, seed
-from problems import class_batch, conv_model, mlp_model, regression_batch
+from problems import class_batch, conv_model, mlp_model, plain_learner, regression_batch
 
 LR, STEPS = 0.1, 4
 
@@ -119,7 +119,8 @@ def test_abml_equals_a_hand_written_loop(objective):
         total = total + loss / len(batch)
     oracle = torch.autograd.grad(total, [*mean.values(), *rho.values()])
 
-    learner = ibaml.methods.abml(
+    learner = plain_learner(
+        "abml",
         mlp_model(),
         steps=STEPS,
         lr=LR,
@@ -190,8 +191,8 @@ def test_every_solver_unrolls_exactly(solver, recompute):
     batch = regression_batch()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).to(F64)
-    learner = ibaml.methods.abml(
-        net, solver=solver, gradient=Unrolled(recompute), init_log_var=-2.0, samples=2
+    learner = plain_learner(
+        "abml", net, solver=solver, gradient=Unrolled(recompute), init_log_var=-2.0, samples=2
     )
     exact = gradients(learner, batch)
     rng = torch.Generator().manual_seed(0)

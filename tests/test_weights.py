@@ -18,7 +18,7 @@ from ibaml.energy import Stream, draw_noise
 from ibaml.seeding import mix
 from ibaml.weights import DiagonalGaussian, Layout, Point, assign_roles
 from oracles import F64, generator, relative, seed
-from problems import class_batch, mlp_model, regression_batch
+from problems import class_batch, mlp_model, plain_learner, regression_batch
 
 numbers = st.floats(-3, 3)
 
@@ -99,7 +99,7 @@ class TestRoles:
 
     def test_meta_parameters_are_exactly_what_is_learned(self):
         net = self.net()
-        learner = ibaml.methods.ibaml(net, adapt="head", freeze="0")
+        learner = plain_learner("ibaml", net, adapt="head", freeze="0")
         names = {n for n, _ in learner.named_parameters()}
         assert names == {
             "model.1.weight",
@@ -119,7 +119,7 @@ class TestRoles:
 
 class TestTiedHead:
     def learner(self, adapt="head"):
-        return ibaml.methods.ibaml(mlp_model(), adapt=adapt, tie_head=True, init_log_var=-1.0)
+        return plain_learner("ibaml", mlp_model(), adapt=adapt, tie_head=True, init_log_var=-1.0)
 
     @pytest.mark.parametrize("adapt", ["head", "all"])
     @pytest.mark.parametrize("ways", [2, 3, 20])
@@ -136,8 +136,8 @@ class TestTiedHead:
     def test_relabelling_the_classes_changes_nothing(self):
         """The prior is exchangeable over classes: the loss is that of the renamed task (with the
         noise's rows renamed alike, here by having none to speak of)."""
-        learner = ibaml.methods.ibaml(
-            mlp_model(), adapt="head", tie_head=True, init_log_var=-25.0, beta=1e-12
+        learner = plain_learner(
+            "ibaml", mlp_model(), adapt="head", tie_head=True, init_log_var=-25.0, beta=1e-12
         )
         batch = class_batch((3,))
         order = torch.tensor([2, 0, 1])
@@ -193,7 +193,7 @@ class TestNoise:
 
     def test_one_seed_per_call(self):
         batch = class_batch((3,))
-        learner = ibaml.methods.ibaml(mlp_model(), init_log_var=-2.0)
+        learner = plain_learner("ibaml", mlp_model(), init_log_var=-2.0)
         a = float(learner(batch, generator()).detach())
         assert a == float(learner(batch, generator()).detach())
         g = generator()
@@ -227,7 +227,8 @@ class TestLikelihoods:
     def test_a_learned_noise_is_a_meta_parameter_and_moves_to_the_data(self):
         torch.manual_seed(0)
         likelihood = Gaussian(1.0, learn=True)
-        learner = ibaml.methods.ibaml(
+        learner = plain_learner(
+            "ibaml",
             nn.Linear(4, 1).to(F64),
             likelihood=likelihood,
             init_log_var=-2.0,
@@ -245,8 +246,8 @@ class TestLikelihoods:
 
 class TestObjectives:
     def losses(self, objective, samples: int = 6):
-        learner = ibaml.methods.ibaml(
-            mlp_model(), objective=objective, init_log_var=-1.0, samples=samples
+        learner = plain_learner(
+            "ibaml", mlp_model(), objective=objective, init_log_var=-1.0, samples=samples
         )
         support, query = learner.problem(class_batch((3,)), seed())
         v = learner.belief.start(support.meta.prior, 2).detach()
@@ -278,7 +279,7 @@ class TestObjectives:
     def test_a_tied_row_counts_once_in_the_hyper_prior(self):
         values = []
         for ways in (3, 9):
-            learner = ibaml.methods.abml(mlp_model(), adapt="head", tie_head=True)
+            learner = plain_learner("abml", mlp_model(), adapt="head", tie_head=True)
             _, query = learner.problem(class_batch((3,), ways=ways), 0)
             values.append(float(ibaml.Abml().log_hyper_prior(query).detach()))
         assert values[0] == pytest.approx(values[1], rel=1e-12)

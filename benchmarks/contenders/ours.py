@@ -11,13 +11,20 @@ from ibaml import MetaLearner, methods
 
 def learner_for(case: Case, **extra: Any) -> MetaLearner:
     """The learner of the case, around a copy of its network."""
-    options: dict[str, Any] = {"steps": case.steps, "lr": case.lr, "diagnose": False}
+    options: dict[str, Any] = {
+        "adapt": "all",
+        "solver": "descent",
+        "steps": case.steps,
+        "lr": case.lr,
+        "diagnose": False,
+    }
     if case.method in ("imaml", "ibaml"):
-        options |= {"cg_steps": case.cg_steps, "curvature": case.curvature}
+        options |= {"cg_steps": case.cg_steps, "curvature": case.curvature, "damping": 0.0}
     if case.method == "imaml":
         options["lam"] = case.lam
     if case.method in ("abml", "ibaml"):
-        options |= {"samples": case.samples, "init_log_var": case.log_var}
+        options |= {"samples": case.samples, "noise": "independent"}
+        options |= {"beta": 1.0, "init_log_var": case.log_var}
     return getattr(methods, case.method)(copy.deepcopy(case.net), **options, **extra)
 
 

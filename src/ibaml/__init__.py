@@ -8,6 +8,7 @@
 
 from ibaml import linalg, methods, nn, objectives, tasks
 from ibaml._version import __version__
+from ibaml.artefact import load_posterior
 from ibaml.curvature import Curvature
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import Categorical, Gaussian, Likelihood
@@ -16,6 +17,7 @@ from ibaml.learner import MetaLearner
 from ibaml.linalg import ConjugateGradient, Dense, Neumann, Reason
 from ibaml.objectives import Abml, PredictiveNll, QueryNll
 from ibaml.posterior import Posterior, Posteriors
+from ibaml.recommended import recommend
 from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
 from ibaml.tasks import TaskBatch
 from ibaml.training.start import load
@@ -50,8 +52,10 @@ __all__ = [
     "implicit_solve",
     "linalg",
     "load",
+    "load_posterior",
     "methods",
     "nn",
     "objectives",
+    "recommend",
     "tasks",
 ]

@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ibaml.energy import task_roots
-from ibaml.metastep import MetaStep, Reads, each, reaches_outside, sound, with_gradient
+from ibaml.execution import held
+from ibaml.metastep import (
+    MetaStep,
+    Reads,
+    each,
+    reaches_outside,
+    sound,
+    with_gradient,
+)
 from ibaml.solve import NewtonCG, Solver
 from ibaml.tasks import TaskBatch
 
@@ -144,12 +152,13 @@ class Recording:
         found: tuple[Tensor | None, ...] = ()
         self._graph = torch.cuda.CUDAGraph()
         with _recorded(self._graph, roots.device):
-            step = functional_call(_Work(learner, work), swapped, (batch, roots))
+            with held(*learner.children()):
+                step = functional_call(_Work(learner, work), swapped, (batch, roots))
             if reaches_outside(step.loss, list(leaves.values())):
                 raise RuntimeError("the loss depends on tensors that are not the learner's")
             if backward:
                 found = torch.autograd.grad(step.loss, list(leaves.values()), allow_unused=True)
-            found, well = sound(found, step.loss)
+            found, well = sound(found, step)
             step.left_out.logical_or_(~well)
             flat = [g.reshape(-1) for g in found if g is not None]
             self.flat = torch.cat(flat) if flat else step.loss.new_zeros(0)

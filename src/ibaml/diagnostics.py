@@ -79,7 +79,7 @@ class Diagnostics:
     def unsolved(self) -> Tensor | None:
         """Tasks whose linear system counts as unsolved: a relative residual above `UNSOLVED`."""
         residual = self.cg_residual
-        return None if residual is None else residual > UNSOLVED
+        return None if residual is None else ~(residual <= UNSOLVED) & ~self.left_out
 
     @property
     def cg_steps(self) -> Tensor | None:

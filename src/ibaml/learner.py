@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,18 +45,21 @@ from ibaml.execution import (
     Statistics,
     Strategy,
     choose,
+    held,
     norm_buffers,
     norm_layers,
     plan_norms,
+    training,
     watch_moments,
 )
 from ibaml.gradient import GradientRule, Record, Reptile, Unrolled
+from ibaml.labels import as_tensor, encoded, is_numbers
 from ibaml.metastep import MetaStep, Reads, Repair, guarded, reaches_outside
 from ibaml.objectives import Objective, QueryNll
 from ibaml.posterior import Posterior, Posteriors
 from ibaml.seeding import draw_seed
 from ibaml.solve import Descent, Solution, Solver, resolve_rate
-from ibaml.tasks import TaskBatch
+from ibaml.tasks import Inputs, TaskBatch
 from ibaml.weights import Belief, DiagonalGaussian, Layout, Selection, assign_roles
 
 # what may be chosen anew around the same weights (`MetaLearner.replace`), and what the weights
@@ -75,7 +80,8 @@ def _key(name: str) -> str:
 
 def _wanted(batch: TaskBatch) -> bool:
     """Whether somebody wants gradients of the tasks."""
-    return any(t.requires_grad for t in (batch.support_x, batch.query_x))
+    tensors = (batch.support_x, batch.support_y, batch.query_x, batch.query_y)
+    return any(t.requires_grad for t in tensors)
 
 
 class MetaLearner(nn.Module):
@@ -85,7 +91,8 @@ class MetaLearner(nn.Module):
     around it; ``learner.adapt(x, y)`` gives the posterior of a new task. The model's own parameters
     are the prior means (or the shared weights): training the learner trains them in place. The
     model runs in evaluation mode throughout: dropout is off, because a task's energy has to be one
-    deterministic function; batch norm uses the statistics that ``norm_stats`` says.
+    deterministic function; batch norm uses the statistics that ``norm_stats`` says. Adapting and
+    predicting may be done by any number of threads, training by one at a time.
 
     Args:
         model: any module with one input and one output tensor.
@@ -145,6 +152,8 @@ class MetaLearner(nn.Module):
             belief, solver, gradient, objective, self.likelihood, samples, noise, beta, init_log_var
         )
         self.roles = assign_roles(model, adapt, freeze)
+        self.selection = adapt
+        self.inputs: Inputs | None = None  # how raw inputs are prepared, where that is known
         check_model(model, self.roles, gradient, tie_head)
         self.model = model
         self.belief = belief
@@ -159,10 +168,10 @@ class MetaLearner(nn.Module):
         self.execution: Strategy = execution
         self.precision: Precision = precision
         self.capture = capture
+        # how the last training call ran; what a call does is decided anew by every one
         self._run = choose(model, execution, self.roles.adapted, precision=precision)
         self._settled: dict[tuple[Any, ...], Runner] = {}  # by kind of tasks
         self._examined: set[tuple[Any, ...]] = set()  # kinds whose second derivatives were checked
-        self._foreign: bool | None = None  # whether the loss reads tensors of somebody else's
         self._warned: set[str] = set()
         self._diagnostics: Diagnostics | None = None
         self._statistics: Statistics | None = None  # being gathered
@@ -207,8 +216,9 @@ class MetaLearner(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Training mode concerns the learner (running statistics); the model stays in evaluation
         mode."""
-        super().train(mode)
-        self.model.eval()
+        with self._held():
+            super().train(mode)
+            self.model.eval()
         return self
 
     def named_parameters(
@@ -217,9 +227,34 @@ class MetaLearner(nn.Module):
         """Exactly the meta-parameters: what is frozen is part of the state, but not of these."""
         dot = "." if prefix else ""
         hidden = {f"{prefix}{dot}model.{n}" for n in self._not_learned}
-        for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
+        with self._held():
+            found = list(super().named_parameters(prefix, recurse, remove_duplicate))
+        for name, parameter in found:
             if name not in hidden:
                 yield name, parameter
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._held():
+            return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._held():
+            return super().load_state_dict(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = memo[id(self)] = type(self).__new__(type(self))
+        with self._held():
+            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
+
+    def _held(self) -> AbstractContextManager[Any]:
+        """Inside, no other thread runs the network: its tensors are the learner's."""
+        return held(self.model, self.likelihood)
+
+    def _tensors(self) -> dict[str, nn.Parameter]:
+        """The model's parameters by name."""
+        with held(self.model):
+            return dict(self.model.named_parameters())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and (name in self.__dict__ or name in self.__dict__.get("_modules", {})):
@@ -249,6 +284,15 @@ class MetaLearner(nn.Module):
                 f"{unknown[0]} cannot be replaced: only {', '.join(_REPLACEABLE)} can (the rest is "
                 "fixed with the weights: make another learner)"
             )
+        for name, what in (
+            ("solver", "solve"),
+            ("gradient", "__call__"),
+            ("objective", "__call__"),
+        ):
+            if name in choices and not hasattr(choices[name], what):
+                raise TypeError(
+                    f"{name} must be an object such as one of ibaml's, got {choices[name]!r}"
+                )
         now = {name: choices.get(name, getattr(self, name)) for name in _REPLACEABLE}
         learned = isinstance(now["solver"], Descent) and now["solver"].learn_lr
         if learned and not len(self.log_lr):
@@ -275,14 +319,15 @@ class MetaLearner(nn.Module):
         now["samples"] = now["samples"] if self.belief.stochastic else 1
         run = choose(self.model, now["execution"], self.roles.adapted, precision=now["precision"])
         made = copy.copy(self)
-        made.__dict__.update(
-            now, _run=run, _settled={}, _examined=set(), _foreign=None, _warned=set()
-        )
+        made.__dict__.update(now, _run=run, _settled={}, _examined=set(), _warned=set())
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        # the record of the last call holds tensors of a graph; a copy starts without it
-        return {**self.__dict__, "_diagnostics": None, "_captures": Captures()}
+        # the record of the last call holds tensors of a graph, and the meta-step that is going on
+        # is not the copy's: it starts without them. What other threads add to is copied at once
+        new = {"_diagnostics": None, "_captures": Captures(), "_statistics": None}
+        seen = ("_settled", "_examined", "_warned")
+        return {**self.__dict__, **new, **{name: getattr(self, name).copy() for name in seen}}
 
     @property
     def diagnostics(self) -> Diagnostics:
@@ -312,14 +357,14 @@ class MetaLearner(nn.Module):
         if not isinstance(batch, TaskBatch):
             raise TypeError(f"a TaskBatch is needed, got {type(batch).__name__}")
         wanted = torch.is_grad_enabled()  # inference_mode(False) would switch it on
-        with torch.inference_mode(False), torch.set_grad_enabled(wanted):
+        with training(self.model), torch.inference_mode(False), torch.set_grad_enabled(wanted):
             if batch.support_x.is_inference():
                 batch = batch.clone()
             return self._forward(batch, draw_seed(generator))
 
     def _forward(self, batch: TaskBatch, seed: int) -> Tensor:
-        self.examine(batch)
-        step = self._replayed(batch, seed)
+        self._run = self.examine(batch)
+        step = self._replayed(batch, seed, self._run)
         if step is None or (self._may_look(batch) and bool(step.left_out.any())):
             step = self._sound_step(batch, seed)
         kept = replace(step, loss=step.loss.detach(), passes=[], reads=Reads())
@@ -331,28 +376,31 @@ class MetaLearner(nn.Module):
                 statistics.add(step.passes)
         return step.loss
 
-    def examine(self, batch: TaskBatch) -> None:
+    def examine(self, batch: TaskBatch) -> Runner:
         """Check the tasks and the model on them, once for every kind of tasks: shapes and labels,
         how weight sets run through the network, and, where gradients are wanted, the second
-        derivatives that the gradient rule takes. What is wrong is refused or said."""
+        derivatives that the gradient rule takes. What is wrong is refused or said. Returns how
+        weight sets run."""
         self.model.eval()
-        kind = self._check(batch.support_x, batch.support_y, batch.classes)
+        kind, run = self._check(batch.support_x, batch.support_y, batch.classes)
         if not torch.is_grad_enabled() or kind in self._examined:
-            return
-        self._examined.add(kind)
+            return run
         layout = self.layout.for_classes(batch.classes or 0)
         noise = self._draw(0, (0,), layout.size, Stream.ADAPT, 1)
         with torch.no_grad():
-            energy = detached(self.energy(batch.support_x[:1], batch.support_y[:1], noise, layout))
+            x, y = batch.support_x[:1], batch.support_y[:1]
+            energy = detached(self.energy(x, y, noise, layout, run=run))
             start = self.belief.start(energy.meta.prior, 1)
         if wrong := check_second_derivatives(energy, start, self.gradient):
             self._warn(wrong)
+        self._examined.add(kind)
+        return run
 
     def _warn(self, sentence: str) -> None:
         """Say something once."""
         if sentence not in self._warned:
-            self._warned.add(sentence)
             warnings.warn(sentence, RuntimeWarning, stacklevel=4)
+            self._warned.add(sentence)
 
     def _may_look(self, batch: TaskBatch) -> bool:
         return isinstance(self.gradient, Unrolled) or batch.support_x.device.type == "cpu"
@@ -389,10 +437,8 @@ class MetaLearner(nn.Module):
             return step
         if _wanted(batch):
             return step
-        if self._foreign is None:
-            self._foreign = reaches_outside(step.loss, list(self.parameters()))
-        if self._foreign:
-            return step
+        if reaches_outside(step.loss, list(self.parameters())):
+            return step  # and of tensors of their own
         if not self._may_look(batch):
             return guarded(step, None)
 
@@ -405,13 +451,13 @@ class MetaLearner(nn.Module):
 
         return guarded(step, Repair(len(batch), alone, without))
 
-    def _replayed(self, batch: TaskBatch, seed: int) -> MetaStep | None:
+    def _replayed(self, batch: TaskBatch, seed: int, run: Runner) -> MetaStep | None:
         """The meta-step by replay, where it was (or can be) recorded."""
         if self.capture is False or not torch.is_grad_enabled():
             return None
         if _wanted(batch):
             return None
-        if self.capture is None and waits(self.solver) and self._run.head is None:
+        if self.capture is None and waits(self.solver) and run.head is None:
             return None
         if not batch.support_x.is_cuda:
             if self.capture:
@@ -419,7 +465,7 @@ class MetaLearner(nn.Module):
             return None
         choices = (
             self.belief, self.solver, self.gradient, self.objective, self.samples, self.noise,
-            self.beta, self.diagnose, self.training, self._run,
+            self.beta, self.diagnose, self.training, run,
         )  # fmt: skip
         insist = bool(self.capture)
         return self._captures.step(self, self.meta_step, choices, batch, seed, insist)
@@ -433,30 +479,37 @@ class MetaLearner(nn.Module):
         total = torch.where(left_out, torch.zeros_like(losses), losses).sum()
         count = (~left_out).sum()
         loss = torch.where(count > 0, total / count.clamp(min=1), float("nan"))
-        return MetaStep(loss, left_out, record, passes, reads=reads)
+        return MetaStep(loss, left_out.clone(), record, passes, reads=reads)
 
     @contextmanager
     def one_meta_step(self) -> Iterator[Statistics]:
         """Count all calls inside as one meta-step: batch norm's running statistics move once, at
         the end, over the tasks of all of them. Yields the sums, to be added up over processes
         before the end."""
-        self._statistics = Statistics(self.model, self.norm_plan("batch"))
-        try:
-            yield self._statistics
-            self._statistics.apply()
-        finally:
-            self._statistics = None
+        with training(self.model):
+            with self._held():
+                self._statistics = Statistics(self.model, self.norm_plan("batch"))
+            try:
+                yield self._statistics
+                with self._held():
+                    self._statistics.apply()
+            finally:
+                self._statistics = None
 
     def problem(self, batch: TaskBatch, seed: int | Tensor) -> tuple[TaskEnergy, TaskEnergy]:
         """The energies of the support sets (what is solved) and of the query sets (what the
         objective reads), with the noise that belongs to the seed."""
         layout = self.layout.for_classes(batch.classes or 0)
-        support = self._support(batch.support_x, batch.support_y, seed, batch.task_keys, layout)
+        x, y = batch.support_x, batch.support_y
+        _, run = self._check(x, y, batch.classes)
+        support = self._support(x, y, seed, batch.task_keys, layout, run=run)
         noise = support.noise
         if self.objective.noise == "fresh":
             samples = self.objective.samples or self.samples
             noise = self._draw(seed, batch.task_keys, layout.size, Stream.META, samples)
-        return support, replace(support, x=batch.query_x, y=batch.query_y, noise=noise)
+        return support, replace(
+            support, x=batch.query_x, y=batch.query_y, noise=noise, predicts=True
+        )
 
     def _losses(
         self, batch: TaskBatch, seed: int | Tensor
@@ -465,10 +518,14 @@ class MetaLearner(nn.Module):
         tensors all gradients go through."""
         support, query = self.problem(batch, seed)
         rate = self._rate(support.layout)
-        reads = Reads.of((*support.theta, *(() if rate is None else (rate,))))
-        theta = reads.inner if rate is None else reads.inner[:-1]
-        rate = None if rate is None else reads.inner[-1]
+        outside = support.meta.outside
+        reads = Reads.of((*support.theta, *outside.values(), *(() if rate is None else (rate,))))
+        inner = iter(reads.inner)
+        theta = tuple(next(inner) for _ in support.theta)
+        outside = {name: next(inner) for name in outside}
+        rate = None if rate is None else next(inner)
         support, query = support.bind(theta), query.bind(theta)
+        query = replace(query, meta=replace(query.meta, outside=outside))
         start = self.belief.start(support.meta.prior, len(batch))
         record = Record()
         v = self.gradient(support, start, self.solver, record, rate=rate, examine=self.diagnose)
@@ -489,10 +546,12 @@ class MetaLearner(nn.Module):
         keys: tuple[int, ...],
         layout: Layout,
         plan: Mapping[str, NormStats] | None = None,
+        *,
+        run: Runner,
     ) -> TaskEnergy:
         """The energy of support sets, with the noise of adaptation."""
         draw = partial(self._draw, seed, keys, layout.size, Stream.ADAPT, self.samples)
-        energy = self.energy(x, y, draw(), layout, plan)
+        energy = self.energy(x, y, draw(), layout, plan, run)
         return replace(energy, redraw=lambda step: draw(step=step + 1))
 
     def energy(
@@ -502,17 +561,21 @@ class MetaLearner(nn.Module):
         noise: Tensor,
         layout: Layout | None = None,
         plan: Mapping[str, NormStats] | None = None,
+        run: Runner | None = None,
     ) -> TaskEnergy:
-        """The energy of tasks with support inputs x (T, N, …), targets y and noise (T, S, n)."""
+        """The energy of tasks with support inputs x (T, N, …), targets y and noise (T, S, n), whose
+        weight sets run as ``run`` says, or else as is found out here."""
         layout = self.layout if layout is None else layout
+        run = self._settle(x, y, layout, plan) if run is None else run
         plan = self.norm_plan("batch") if plan is None else plan
-        parameters = dict(self.model.named_parameters())
+        parameters = self._tensors()
         constants: dict[str, Tensor | None] = {n: parameters[n].detach() for n in self.roles.frozen}
-        constants.update((n, b.clone()) for n, b in self.model.named_buffers())
-        constants.update(norm_buffers(self.model, plan))
+        with held(self.model):
+            constants.update((n, b.clone()) for n, b in self.model.named_buffers())
+            constants.update(norm_buffers(self.model, plan))
         return TaskEnergy(
             model=self.model,
-            run=self._run,
+            run=run,
             belief=self.belief,
             layout=layout,
             likelihood=self.likelihood,
@@ -527,39 +590,61 @@ class MetaLearner(nn.Module):
     def theta(self, layout: Layout | None = None) -> Theta:
         """Everything meta-learned that the energy depends on, the prior as flat vectors."""
         layout = self.layout if layout is None else layout
-        parameters = dict(self.model.named_parameters())
+        parameters = self._tensors()
         means = {
             n: self.tied_mean[_key(n)] if n in layout.rows else parameters[n] for n in layout.names
         }
         prior = [layout.join(means)]
         if len(self.log_var):
             prior.append(layout.join({n: self.log_var[_key(n)] for n in layout.names}))
+        with held(self.likelihood):
+            outside = self.likelihood.outside()
+            inside = {n: p for n, p in self.likelihood.named_parameters() if n not in outside}
         return Theta(
             prior=tuple(prior),
             shared={n: parameters[n] for n in self.roles.shared},
-            likelihood=dict(self.likelihood.named_parameters()),
+            likelihood=inside,
+            outside=outside,
         )
 
     # --- a new task ------------------------------------------------------------------------------
 
     def adapt(
         self,
-        x: Tensor,
-        y: Tensor,
+        x: Tensor | np.ndarray,
+        y: Tensor | np.ndarray | Sequence[Any],
         generator: torch.Generator | None = None,
         *,
-        classes: int | None = None,
+        classes: int | Sequence[Any] | None = None,
         norm_stats: NormStats | None = None,
     ) -> Posterior:
-        """The posterior of one task from its support set x (N, …), y (N, …); the learner is not
-        changed. Without examples (N = 0) the posterior is the prior.
+        """The posterior of one task from its support set x (N, …), y (N, …), tensors or arrays; the
+        learner is not changed. Without examples (N = 0) the posterior is the prior.
+
+        With a tied head labels may be anything (text, whole numbers, true and false): they come
+        back as they went in, and ``posterior.classes`` names the columns of probabilities. Else
+        they are 0 … W−1, the head's rows.
 
         Args:
             generator: where the noise's seed comes from; without one it is always the same.
-            classes: number of classes, for a tied head; the largest label + 1 unless given.
+            classes: for a tied head, the names of the classes in the order of the columns, or their
+                number (labels are then 0 … number − 1); those that occur, sorted, unless given.
             norm_stats: batch norm's statistics: ``"batch"``, ``"support"`` or ``"running"``. The
                 default is ``"running"`` for shared layers and ``"support"`` for adapted ones.
         """
+        like = self._reference()
+        x = as_tensor(x, "x", like.dtype)
+        names: tuple[Any, ...] | None = None
+        if self.layout.rows and not is_numbers(y):
+            y, names = encoded(y, range(classes) if isinstance(classes, int) else classes)
+        elif isinstance(y, Tensor) or np.asarray(y).dtype.kind in "fiub":
+            y = as_tensor(y, "y", like.dtype)
+            y = y.long() if y.dtype == torch.bool else y
+        else:
+            raise ValueError(
+                "y holds labels that are no numbers: a head with a row for every class takes 0 … "
+                "W − 1; make the learner with tie_head=True for labels of any kind"
+            )
         if x.dim() < 1 or y.dim() < 1 or x.shape[0] != y.shape[0]:
             raise ValueError(
                 "x and y need one entry per example: x has shape "
@@ -576,7 +661,8 @@ class MetaLearner(nn.Module):
                 "use y.squeeze(1)"
             )
         seed = 0 if generator is None else draw_seed(generator)
-        task = self._adapt(x[None], y[None], seed, (0,), classes, norm_stats)
+        count = len(names) if names else None
+        task = self._adapt(x[None], y[None], seed, (0,), count, norm_stats)
         if task.solution is not None and bool(task.solution.diverged.any()):
             warnings.warn(
                 "adapt: the solver diverged, so the posterior is the prior; lower lr, or raise "
@@ -584,7 +670,7 @@ class MetaLearner(nn.Module):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return Posterior(task)
+        return Posterior(task, names)
 
     def adapt_all(
         self, batch: TaskBatch, *, seed: int = 0, norm_stats: NormStats | None = None
@@ -607,6 +693,7 @@ class MetaLearner(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             self.model.eval()
             plan = self.norm_plan(norm_stats)
+            watched = self.watched()
             x, y = x.clone(), y.clone()
             top = None if y.is_floating_point() or y.shape[1] == 0 else int(y.max()) + 1
             if self.layout.rows and classes is None:
@@ -618,8 +705,8 @@ class MetaLearner(nn.Module):
             layout = self.layout.for_classes(classes or 0)
             solution: Solution | None = None
             if x.shape[1]:
-                self._check(x, y, top, layout, plan)
-                energy = self._support(x, y, seed, keys, layout, plan)
+                _, run = self._check(x, y, top, layout, plan)
+                energy = self._support(x, y, seed, keys, layout, plan, run=run)
                 start = self.belief.start(energy.meta.prior, len(x))
                 solution = self.solver.solve(
                     detached(energy), start, rate=self._rate(layout), examine=self.diagnose
@@ -628,18 +715,33 @@ class MetaLearner(nn.Module):
             else:  # no examples: nothing to solve, and no support statistics
                 plan = {n: "running" if k == "support" else k for n, k in plan.items()}
                 x, y = (t.new_zeros((len(t), 1, *t.shape[2:])) for t in (x, y))
-                energy = self._support(x, y, seed, keys, layout, plan)
+                run = self._run.plain()  # nothing to try a faster way on
+                energy = self._support(x, y, seed, keys, layout, plan, run=run)
                 v = self.belief.start(energy.meta.prior, len(x))
+            v = v.detach().clone()
+            return Posteriors(energy, v, plan, seed, keys, self.noise, watched, solution, self)
+
+    def watched(self) -> tuple[tuple[Tensor, int], ...]:
+        """What predictions of a posterior read besides it: tensors that training changes, each with
+        its version now."""
+        with self._held():
             parameters = dict(self.model.named_parameters())
             constant = [parameters[n] for n in (*self.roles.shared, *self.roles.frozen)]
-            watched = (*constant, *self.likelihood.parameters())
-            v = v.detach().clone()
-            return Posteriors(energy, v, plan, seed, keys, self.noise, watched, solution)
+            read = (*constant, *self.likelihood.parameters(), *self.likelihood.buffers())
+            return tuple((t, t._version) for t in read)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the learner to a file, complete: weights, choices, how inputs are prepared.
+        `ibaml.load` reads it; nothing in it executes."""
+        from ibaml.artefact import save_learner
+
+        return save_learner(self, path)
 
     def norm_plan(self, norm_stats: NormStats | None) -> Plan:
         """Which statistics every batch-norm layer uses; frozen layers always their running ones."""
         roles = self.roles
-        return plan_norms(self.model, norm_stats, roles.adapted, roles.shared, roles.frozen)
+        with held(self.model):
+            return plan_norms(self.model, norm_stats, roles.adapted, roles.shared, roles.frozen)
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -669,11 +771,11 @@ class MetaLearner(nn.Module):
 
     def _reference(self) -> Tensor:
         """A tensor of the learner's device and dtype."""
-        return dict(self.model.named_parameters())[self.roles.adapted[0]]
+        return self._tensors()[self.roles.adapted[0]]
 
     def _rate(self, layout: Layout) -> Tensor | None:
         """The learned step sizes as a vector, where there are any."""
-        if not len(self.log_lr):
+        if not len(self.log_lr) or not getattr(self.solver, "learn_lr", False):
             return None
         rates = [
             self.log_lr[_key(name)].exp().expand(end - begin)
@@ -689,22 +791,21 @@ class MetaLearner(nn.Module):
         classes: int | None,
         layout: Layout | None = None,
         plan: Mapping[str, NormStats] | None = None,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[tuple[Any, ...], Runner]:
         """Check tasks once for every kind of them, on the first of the batch, and choose how weight
-        sets run through the network. Returns the kind."""
+        sets run through the network. Returns the kind and the choice."""
         like = self._reference()
         tensors = [(t.shape[1:], t.dtype, t.device) for t in (x, y)]
         kind = (like.dtype, like.device, *tensors, classes, str(plan))
         if kind not in self._settled:
             layout = self.layout.for_classes(classes or 0) if layout is None else layout
-            self._run = self._settle(x, y, layout, plan)
+            run = self._settle(x, y, layout, plan)
             noise = self._draw(0, (0,), layout.size, Stream.ADAPT, 1)
-            energy = self.energy(x[:1], y[:1], noise, layout, plan)
+            energy = self.energy(x[:1], y[:1], noise, layout, plan, run)
             start = self.belief.start(energy.meta.prior, 1)
             check_tasks(energy, start, classes, self.solver, self.adapts_head)
-            self._settled[kind] = self._run
-        self._run = self._settled[kind]
-        return kind
+            self._settled[kind] = run
+        return kind, self._settled[kind]
 
     def _settle(
         self, x: Tensor, y: Tensor, layout: Layout, plan: Mapping[str, NormStats] | None
@@ -716,7 +817,7 @@ class MetaLearner(nn.Module):
         )
         two = torch.cat([x[:1], x[-1:]]), torch.cat([y[:1], y[-1:]])
         noise = self._draw(0, (0, 1), layout.size, Stream.ADAPT, 2)
-        energy = self.energy(*two, noise, layout, plan)
+        energy = self.energy(*two, noise, layout, plan, chosen)
         start = self.belief.start(energy.meta.prior, 2)
         taken, set_aside = settle(energy, start, chosen, self.execution)
         if set_aside:

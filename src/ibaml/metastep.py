@@ -125,6 +125,10 @@ class _Guarded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.step is None:
+            raise RuntimeError(
+                "backward through the same loss a second time: the first needs retain_graph=True"
+            )
         step, repair = ctx.step, ctx.repair
         wanted = [i for i, need in enumerate(ctx.needs_input_grad[2:]) if need]
         twice = torch.is_grad_enabled()
@@ -136,31 +140,57 @@ class _Guarded(torch.autograd.Function):
                 of.loss, inner, upstream, retain_graph=keep, create_graph=twice, allow_unused=True
             )
 
+        def well_without_scale() -> bool:
+            """Whether the gradient alone is sound: a loss scale (amp) may be all that is not."""
+            assert repair is not None
+            whole = repair.without(torch.zeros(repair.tasks, dtype=torch.bool))
+            assert whole is not None
+            inner = [whole.reads.inner[i] for i in wanted]
+            return _sound(whole, torch.autograd.grad(whole.loss, inner, allow_unused=True))
+
         found = gradient(step, keep)
         if repair is None:
-            found, well = sound(found, step.loss)
+            found, well = sound(found, step)
             step.left_out.logical_or_(~well)
-        elif not _finite(found) and bool(upstream.isfinite()):
+        elif not _sound(step, found):
             with torch.enable_grad():
-                ill = [not _finite(gradient(repair.alone(t))) for t in range(repair.tasks)]
-                again = repair.without(torch.tensor(ill))
-            if again is not None:
-                found = gradient(again)
-            else:
-                found = tuple(None if g is None else torch.zeros_like(g) for g in found)
+                scaled = not bool((upstream == 1).all())
+                if not (scaled and well_without_scale()):
+                    alone = (repair.alone(t) for t in range(repair.tasks))
+                    ill = [not _sound(one, gradient(one)) for one in alone]
+                    again = repair.without(torch.tensor(ill))
+                    if again is not None:
+                        found = gradient(again)
+                    else:
+                        found = tuple(None if g is None else torch.zeros_like(g) for g in found)
         given = dict(zip(wanted, found, strict=True))
+        if not keep:  # a loss that somebody keeps does not keep its tasks
+            ctx.step = ctx.repair = None
         return None, None, *(given.get(i) for i in range(len(step.reads.outer)))
 
 
-def _finite(found: Sequence[Tensor | None]) -> bool:
-    return all(bool(g.isfinite().all()) for g in found if g is not None)
+def _sound(step: MetaStep, found: Sequence[Tensor | None]) -> bool:
+    """Whether the gradient of a meta-step is finite, and that of every task in it was (a linear
+    solver takes zero in the place of what is not)."""
+    finite = all(bool(g.isfinite().all()) for g in found if g is not None)
+    return finite and bool(linear_well(step))
 
 
-def sound(found: Sequence[Tensor | None], like: Tensor) -> tuple[tuple[Tensor | None, ...], Tensor]:
-    """The gradients, or zeros in their place where one of them is not finite; and which it was,
-    without waiting."""
-    there = [g for g in found if g is not None]
-    well = torch.stack([g.isfinite().all() for g in there] or [like.isfinite()]).all()
+def linear_well(step: MetaStep) -> Tensor:
+    """Whether no task's linear system met a value that is not finite."""
+    record = step.record if step.rebuilt is None else step.rebuilt[0]
+    if record.linear is None:
+        return torch.ones((), dtype=torch.bool, device=step.left_out.device)
+    return (record.linear.reason != Reason.NONFINITE).all()
+
+
+def sound(
+    found: Sequence[Tensor | None], step: MetaStep
+) -> tuple[tuple[Tensor | None, ...], Tensor]:
+    """The gradients of a meta-step, or zeros in their place where they are not sound; and which it
+    was, without waiting."""
+    finite = [g.isfinite().all() for g in found if g is not None]
+    well = torch.stack([linear_well(step), *finite]).all()
     return tuple(None if g is None else torch.where(well, g, 0.0) for g in found), well
 
 

@@ -9,243 +9,262 @@
 | abml    | diagonal Gaussian         | nll + κ·KL           | unrolled                | ABML's    |
 | ibaml   | diagonal Gaussian         | nll + κ·KL           | implicit                | query nll |
 
-Options common to all: ``steps`` (K) and ``lr`` (α) of gradient descent, or a ``solver`` object in
-their place; ``gradient``, ``objective`` and ``likelihood`` objects; and what `MetaLearner` takes
-(``adapt``, ``freeze``, ``tie_head``, ``execution``, …).
+Options left out take the recommended values (`ibaml.recommended`), the same as on the command line;
+an option that is given means exactly what it says.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from torch import nn
 
 from ibaml.curvature import Block, Curvature, Kind
-from ibaml.energy import NllFunction, NoiseKind
+from ibaml.energy import Gaussian, NllFunction, NoiseKind
+from ibaml.execution import Precision, Strategy
 from ibaml.gradient import FirstOrder, GradientRule, Implicit, Reptile, Unrolled
 from ibaml.learner import MetaLearner
 from ibaml.linalg import ConjugateGradient
 from ibaml.objectives import Abml, Objective
-from ibaml.solve import GradientDescent, Rate, Solver
-from ibaml.weights import DiagonalGaussian, Point
+from ibaml.recommended import (
+    READ_BY,
+    SOLVERS,
+    SolverName,
+    make_solver,
+    recommend,
+    recommended,
+    recommended_adapt,
+)
+from ibaml.solve import Rate, Solver
+from ibaml.tasks import Dataset, Inputs, TaskSource
+from ibaml.weights import Belief, DiagonalGaussian, Point, Selection
 
 
-def maml(
-    model: nn.Module,
-    *,
-    steps: int | None = None,
-    lr: Rate | None = None,
-    solver: Solver | None = None,
-    gradient: GradientRule | None = None,
-    objective: Objective | None = None,
-    likelihood: NllFunction | None = None,
-    **options: Any,
-) -> MetaLearner:
+class Options(TypedDict, total=False):
+    """Options of every method.
+
+    Attributes:
+        adapt: which weights a task adapts: ``"all"``, ``"head"``, a pattern, …; by default the head
+            for implicit methods where the module ends in a linear layer, else everything.
+        steps, lr: K and α. A head that is adapted by an implicit method is solved by Newton's
+            method, unless an α is given, which means descent.
+        solver: an object, or one of ``"newton"``, ``"descent"``, ``"natural"``, ``"adam"``.
+        gradient, objective, likelihood: objects, see `MetaLearner`, which has the others too.
+        data: the dataset that the learner is for: what depends on it (`ibaml.recommend`: how sure
+            predictions are, how inputs are prepared) is then taken from it.
+    """
+
+    adapt: Selection
+    freeze: Selection | None
+    tie_head: bool
+    steps: int
+    lr: Rate
+    solver: Solver | SolverName
+    gradient: GradientRule
+    objective: Objective
+    likelihood: NllFunction | None
+    data: Dataset | TaskSource
+    execution: Strategy
+    precision: Precision
+    capture: bool | None
+    diagnose: bool
+
+
+class ImplicitOptions(Options, total=False):
+    """Options of implicit methods.
+
+    Attributes:
+        cg_steps: L, the steps of conjugate gradients; left out, as many as it takes.
+        curvature: ``"ggn"`` (safe), ``"energy"`` (exact) or, of ibaml, ``"lemma"`` (the paper's).
+        damping: μ, relative to the prior's precision.
+    """
+
+    cg_steps: int
+    curvature: Kind
+    damping: float
+
+
+class ImamlOptions(ImplicitOptions, total=False):
+    """Options of iMAML. ``lam``: λ of the proximal term, on the mean nll."""
+
+    lam: float
+
+
+class BayesOptions(Options, total=False):
+    """Options of methods with a Gaussian belief.
+
+    Attributes:
+        samples: S, Monte-Carlo samples of the energy.
+        noise: ``"independent"`` or ``"antithetic"`` pairs.
+        beta: β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.
+        init_log_var: ρ at the start.
+    """
+
+    samples: int
+    noise: NoiseKind
+    beta: float
+    init_log_var: float
+
+
+class IbamlOptions(ImplicitOptions, BayesOptions, total=False):
+    """Options of iBaML. ``block``: ``"all"``, or ``"mean"``: curvature of the loss for the means
+    alone."""
+
+    block: Block
+
+
+def maml(model: nn.Module, **options: Unpack[Options]) -> MetaLearner:
     """Model-agnostic meta-learning (Finn et al., 2017): differentiate through K steps.
 
     >>> import ibaml
     >>> learner = ibaml.methods.maml(ibaml.nn.mlp(1, 1), steps=5, lr=0.01)
     """
-    return MetaLearner(
-        model,
-        Point(),
-        _solver(solver, steps, lr),
-        gradient if gradient is not None else Unrolled(),
-        objective,
-        likelihood,
-        **_known("maml", options),
-    )
+    return _make("maml", model, options, Options, Point(), Unrolled())
 
 
-def fomaml(model: nn.Module, **options: Any) -> MetaLearner:
-    """First-order MAML: the gradient at the solution, as if it were the prior's own.
-
-    Options as for `maml`.
-    """
-    return maml(model, **{"gradient": FirstOrder(), **options})
+def fomaml(model: nn.Module, **options: Unpack[Options]) -> MetaLearner:
+    """First-order MAML: the gradient at the solution, as if it were the prior's own."""
+    return _make("fomaml", model, options, Options, Point(), FirstOrder())
 
 
-def reptile(model: nn.Module, **options: Any) -> MetaLearner:
+def reptile(model: nn.Module, **options: Unpack[Options]) -> MetaLearner:
     """Reptile (Nichol et al., 2018): move the prior towards the solution of the support set.
 
-    The loss is ½‖θ − v̂‖², whose gradient θ − v̂ is Reptile's direction. Options as for `maml`.
+    The loss is ½‖θ − v̂‖², whose gradient θ − v̂ is Reptile's direction; shared weights have none, so
+    it adapts everything.
     """
-    return maml(model, **{"gradient": Reptile(), **options})
+    return _make("reptile", model, options, Options, Point(), Reptile())
 
 
-def imaml(
-    model: nn.Module,
-    *,
-    lam: float = 1.0,
-    steps: int | None = None,
-    lr: Rate | None = None,
-    cg_steps: int | None = None,
-    curvature: Kind | None = None,
-    damping: float | None = None,
-    solver: Solver | None = None,
-    gradient: GradientRule | None = None,
-    objective: Objective | None = None,
-    likelihood: NllFunction | None = None,
-    **options: Any,
-) -> MetaLearner:
+def imaml(model: nn.Module, **options: Unpack[ImamlOptions]) -> MetaLearner:
     """Implicit MAML (Rajeswaran et al., 2019): a proximal term λ/2·‖w − θ‖² and its implicit
-    gradient.
-
-    Args:
-        lam: λ, on the mean nll.
-        cg_steps: L, the steps of conjugate gradients (default: as many as it takes, up to 64).
-        curvature: ``"energy"`` (default, exact) or ``"ggn"``.
-    """
-    if not 0 <= lam < math.inf:
-        raise ValueError(f"lam must be a finite number, 0 or more; got {lam}")
-    return MetaLearner(
-        model,
-        Point(lam=lam),
-        _solver(solver, steps, lr),
-        _implicit(gradient, cg_steps, curvature, damping, None, default="energy"),
-        objective,
-        likelihood,
-        **_known("imaml", options),
-    )
+    gradient."""
+    return _make("imaml", model, options, ImamlOptions, None, None)
 
 
-def abml(
-    model: nn.Module,
-    *,
-    steps: int | None = None,
-    lr: Rate | None = None,
-    samples: int = 5,
-    noise: NoiseKind = "independent",
-    beta: float = 1.0,
-    init_log_var: float = -6.0,
-    solver: Solver | None = None,
-    gradient: GradientRule | None = None,
-    objective: Objective | None = None,
-    likelihood: NllFunction | None = None,
-    **options: Any,
-) -> MetaLearner:
+def abml(model: nn.Module, **options: Unpack[BayesOptions]) -> MetaLearner:
     """Amortized Bayesian meta-learning (Ravi & Beatson, 2019): a Gaussian posterior, unrolled."""
-    return MetaLearner(
-        model,
-        DiagonalGaussian(),
-        _solver(solver, steps, lr),
-        gradient if gradient is not None else Unrolled(),
-        objective if objective is not None else Abml(),
-        likelihood,
-        samples=samples,
-        noise=noise,
-        beta=beta,
-        init_log_var=init_log_var,
-        **_known("abml", options),
-    )
+    return _make("abml", model, options, BayesOptions, DiagonalGaussian(), Unrolled())
 
 
-def ibaml(
-    model: nn.Module,
-    *,
-    steps: int | None = None,
-    lr: Rate | None = None,
-    cg_steps: int | None = None,
-    curvature: Kind | None = None,
-    damping: float | None = None,
-    block: Block | None = None,
-    samples: int = 5,
-    noise: NoiseKind = "independent",
-    beta: float = 1.0,
-    init_log_var: float = -6.0,
-    solver: Solver | None = None,
-    gradient: GradientRule | None = None,
-    objective: Objective | None = None,
-    likelihood: NllFunction | None = None,
-    **options: Any,
-) -> MetaLearner:
+def ibaml(model: nn.Module, **options: Unpack[IbamlOptions]) -> MetaLearner:
     """Implicit Bayesian meta-learning (Zhang et al., 2023): a Gaussian posterior and its implicit
     meta-gradient, in time and memory that do not grow with K.
 
-    Args:
-        steps, lr: K steps of gradient descent with step size α (defaults 5, 0.01).
-        cg_steps: L, the steps of conjugate gradients (default: as many as it takes, up to 64).
-        curvature: ``"ggn"`` (default, safe), ``"energy"`` (exact) or ``"lemma"`` (the paper's).
-        damping: μ, relative to the prior's precision (default 0).
-        block: ``"all"`` (default) or ``"mean"``: curvature of the loss for the means alone.
-        samples, noise, beta, init_log_var: of the energy, see `MetaLearner`.
-
     >>> import ibaml
-    >>> learner = ibaml.methods.ibaml(ibaml.nn.conv4(5), steps=10, samples=5, adapt="head")
+    >>> learner = ibaml.methods.ibaml(ibaml.nn.conv4(5))                   # its head
+    >>> learner = ibaml.methods.ibaml(ibaml.nn.conv4(5), adapt="all", steps=10, lr=0.1)
     """
-    return MetaLearner(
-        model,
-        DiagonalGaussian(),
-        _solver(solver, steps, lr),
-        _implicit(gradient, cg_steps, curvature, damping, block, default="ggn"),
-        objective,
-        likelihood,
-        samples=samples,
-        noise=noise,
-        beta=beta,
-        init_log_var=init_log_var,
-        **_known("ibaml", options),
-    )
+    return _make("ibaml", model, options, IbamlOptions, DiagonalGaussian(), None)
 
 
-_COMMON = {"adapt", "freeze", "tie_head", "execution", "precision", "capture", "diagnose"}
-_BAYES = {"samples", "noise", "beta", "init_log_var"}
-_IMPLICIT = {
-    "imaml": {"lam", "cg_steps", "curvature", "damping"},
-    "ibaml": {"cg_steps", "curvature", "damping", "block"},
-}
-
-
-def _known(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Refuse an option nobody knows, by name; what concerns only Gaussian beliefs is accepted by
-    every method, so that methods can be compared with one set of options."""
-    known = _COMMON | _BAYES
-    for name in options:
-        if name not in known:
-            own = {"steps", "lr", "solver", "gradient", "objective", "likelihood"}
-            own |= _IMPLICIT.get(method, set())
-            near = get_close_matches(name, sorted(known | own), n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise TypeError(
-                f"{method} has no option {name!r}{hint} (it has {', '.join(sorted(known | own))})"
-            )
-    return options
-
-
-def _solver(solver: Solver | None, steps: int | None, lr: Rate | None) -> Solver:
-    if solver is None:
-        return GradientDescent(5 if steps is None else steps, 0.01 if lr is None else lr)
-    if steps is not None or lr is not None:
-        raise ValueError("steps and lr belong to the solver: give them to it, or leave solver out")
-    return solver
-
-
-def _implicit(
+def _make(
+    method: str,
+    model: nn.Module,
+    given: Mapping[str, Any],
+    known: type,
+    belief: Belief | None,
     gradient: GradientRule | None,
-    cg_steps: int | None,
-    curvature: Kind | None,
-    damping: float | None,
-    block: Block | None,
-    default: Kind,
-) -> GradientRule:
-    given = {
-        "cg_steps": cg_steps,
-        "curvature": curvature,
-        "damping": damping,
-        "block": block,
-    }
-    if gradient is not None:
-        if named := [name for name, value in given.items() if value is not None]:
+) -> MetaLearner:
+    """The learner of a method: what was given, and the recommended values of the rest."""
+    _refuse_unknown(method, given, set(known.__annotations__))
+    options = {name: value for name, value in given.items() if value is not None}
+    data = options.pop("data", None)
+    if isinstance(model, nn.Module):
+        options.setdefault("adapt", recommended_adapt(method, model))
+        if data is not None:
+            options = {**recommend(method, model, data), **options}
+    values = recommended(
+        method,
+        head=isinstance(options.get("adapt"), str) and options["adapt"] == "head",
+        regression=isinstance(options.get("likelihood"), Gaussian),
+        given=_what_matters(options),
+    )
+    options["solver"] = _solver(options, values)
+    if belief is None:
+        belief = Point(lam=_lam(options.pop("lam", values["lam"])))
+    implicit = _implicit(options, values) if gradient is None else None
+    chosen = options.pop("gradient", None)
+    options["gradient"] = chosen or implicit or gradient
+    if method == "abml" and options.get("objective") is None:
+        options["objective"] = Abml()
+    for name in ("samples", "noise", "beta", "init_log_var"):
+        if name in values:
+            options.setdefault(name, values[name])
+    learner = MetaLearner(model, belief, **options)
+    if data is not None:
+        learner.inputs = Inputs.of(data)
+    return learner
+
+
+def _what_matters(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recommended values of other settings depend on."""
+    found: dict[str, Any] = {"inner_lr": options.get("lr")}
+    if isinstance(options.get("solver"), str):
+        found["solver"] = options["solver"]
+    elif isinstance(options.get("gradient"), Unrolled):
+        found["solver"] = "descent"  # a line search has no derivative
+    if isinstance(likelihood := options.get("likelihood"), Gaussian):
+        found["noise_std"] = math.exp(float(likelihood.log_noise.detach()))
+    return found
+
+
+def _lam(lam: float) -> float:
+    if not 0 <= lam < math.inf:
+        raise ValueError(f"lam must be a finite number, 0 or more; got {lam}")
+    return lam
+
+
+def _refuse_unknown(method: str, given: Mapping[str, Any], known: set[str]) -> None:
+    for name in given:
+        if name in known:
+            continue
+        if readers := READ_BY.get(name):
+            raise TypeError(
+                f"{name} is read by {', '.join(readers)}, and the method is {method}: leave it out"
+            )
+        near = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise TypeError(
+            f"{method} has no option {name!r}{hint} (it has {', '.join(sorted(known))})"
+        )
+
+
+def _solver(options: dict[str, Any], values: Mapping[str, Any]) -> Solver:
+    """The solver that was given, or the one of the name, steps and step size."""
+    solver, steps, lr = (options.pop(name, None) for name in ("solver", "steps", "lr"))
+    if solver is not None and not isinstance(solver, str):
+        if steps is not None or lr is not None:
+            raise ValueError(
+                "steps and lr belong to the solver: give them to it, or leave solver out"
+            )
+        return solver
+    name = values["solver"]
+    if name not in SOLVERS:
+        raise ValueError(f"solver must be an object or one of {', '.join(SOLVERS)}; got {name!r}")
+    if name == "newton" and lr is not None:
+        raise ValueError("lr is not read by solver newton, which has a line search")
+    steps = values["steps"] if steps is None else steps
+    return make_solver(name, steps, values.get("inner_lr") if lr is None else lr)
+
+
+def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRule | None:
+    """The implicit rule of the options, None where a gradient rule was given."""
+    named = [n for n in ("cg_steps", "curvature", "damping", "block") if n in options]
+    if options.get("gradient") is not None:
+        if named:
             raise ValueError(
                 f"{' and '.join(named)} belong to the implicit rule: give them to gradient="
                 "Implicit(...), or leave gradient out"
             )
-        return gradient
+        return None
+    cg_steps = options.pop("cg_steps", None)
     chosen = Curvature(
-        default if curvature is None else curvature,
-        0.0 if damping is None else damping,
-        "all" if block is None else block,
+        options.pop("curvature", values["curvature"]),
+        options.pop("damping", values["damping"]),
+        options.pop("block", values.get("block", "all")),
     )
     return Implicit(chosen) if cg_steps is None else Implicit(chosen, ConjugateGradient(cg_steps))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibaml.energy import (
     NoiseKind,
@@ -16,9 +18,15 @@ from ibaml.energy import (
     detached,
     draw_noise,
 )
-from ibaml.execution import NormStats, support_statistics, watch_moments
+from ibaml.execution import NormStats, held, support_statistics, watch_moments
+from ibaml.labels import as_tensor, decoded
 from ibaml.seeding import draw_seed
 from ibaml.solve import Solution
+from ibaml.tasks import Inputs
+from ibaml.weights import head_module
+
+if TYPE_CHECKING:
+    from ibaml.learner import MetaLearner
 
 
 class Posteriors:
@@ -31,6 +39,7 @@ class Posteriors:
     Attributes:
         norm_stats: which statistics each batch-norm layer uses.
         solution: what happened in the solve (None where there were no examples).
+        learner: what it came from.
     """
 
     def __init__(
@@ -41,17 +50,19 @@ class Posteriors:
         seed: int,
         keys: tuple[int, ...],
         noise: NoiseKind,
-        watched: tuple[Tensor, ...],
+        watched: tuple[tuple[Tensor, int], ...],
         solution: Solution | None,
+        learner: MetaLearner,
     ) -> None:
         self._energy = replace(detached(energy), redraw=None)
         self._v = v
         self._seed = seed
         self._keys = keys
         self._noise: NoiseKind = noise
-        self._watched = tuple((t, t._version) for t in watched)
+        self._watched = watched
         self.norm_stats = dict(norm_stats)
         self.solution = solution
+        self.learner = learner
 
     def __getstate__(self) -> dict[str, Any]:
         watched = tuple((t, t._version == version) for t, version in self._watched)
@@ -94,18 +105,29 @@ class Posteriors:
         self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
     ) -> Tensor:
         """The network's outputs for inputs x (T, M, …) under draws: (T, S, M, …)."""
+        with torch.inference_mode(False), torch.no_grad():
+            found = self._outputs(x.clone() if x.is_inference() else x, samples, generator)
+            self._check_fresh()  # another thread may have trained meanwhile
+            return found
+
+    def _outputs(self, x: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
         self._check_fresh()
         energy = self._sampled(samples, generator)
         if "support" not in self.norm_stats.values():
             return replace(energy, x=x).outputs(self._v)
-        # statistics belong to a weight set: the support set runs through each, then the queries
         run, model, weights = energy.run, energy.model, energy.weights(self._v)
         constants = {**energy.constants, **energy.meta.shared}
+        return run(model, {**weights, **self.statistics(energy)}, constants, x)
+
+    def statistics(self, energy: TaskEnergy) -> dict[str, Tensor]:
+        """Statistics of the support set for every weight set, which its batch-norm layers take: the
+        support set runs through each."""
+        run, model = energy.run, energy.model
+        constants = {**energy.constants, **energy.meta.shared}
         with watch_moments(model) as passes:
-            run(model, weights, constants, energy.x)
+            run(model, energy.weights(self._v), constants, energy.x)
         sets = energy.noise.shape[:2]
-        frozen = support_statistics(self.norm_stats, passes, run.calls(sets.numel()), *sets)
-        return run(model, {**weights, **frozen}, constants, x)
+        return support_statistics(self.norm_stats, passes, run.calls(sets.numel()), *sets)
 
     @torch.no_grad()
     def predict_proba(
@@ -118,7 +140,7 @@ class Posteriors:
                 "predict_proba is for classification (integer targets, logits per class); use "
                 "predict for regression"
             )
-        return outputs.softmax(-1).mean(1)
+        return self._probabilities(outputs).mean(1)
 
     @torch.no_grad()
     def predict(
@@ -136,7 +158,8 @@ class Posteriors:
             outputs = outputs.squeeze(-1)  # targets of one number each
         mean = outputs.mean(1)
         variance = (outputs - mean[:, None]).square().mean(1)
-        noise = likelihood.noise_variance()
+        with held(likelihood):
+            noise = likelihood.noise_variance()
         return mean, variance if noise is None else variance + noise.to(variance.dtype)
 
     @torch.no_grad()
@@ -146,8 +169,18 @@ class Posteriors:
         """−log of the averaged likelihood of every example, (T, M): how well the prediction as a
         whole explains targets y."""
         outputs = self.outputs(x, samples, generator)
+        if self._energy.likelihood.takes_labels(y):
+            rows = self._probabilities(outputs)
+            right = y.long()[:, None, :, None].expand(*rows.shape[:-1], 1)
+            return -rows.mean(1).gather(-1, right[:, 0])[..., 0].log()
         each = replace(self._energy, y=y).nll(outputs)
         return -(torch.logsumexp(-each, 1) - torch.tensor(each.shape[1]).log())
+
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        """Class probabilities of every draw's outputs (T, S, M, C)."""
+        likelihood = self._energy.likelihood
+        with held(likelihood):
+            return likelihood.probabilities(outputs.flatten(0, 2)).unflatten(0, outputs.shape[:3])
 
     def _sampled(self, samples: int, generator: torch.Generator | None) -> TaskEnergy:
         if samples < 1:
@@ -180,14 +213,89 @@ class Posterior:
     """What `MetaLearner.adapt` returns: the posterior of one task. See `Posteriors`.
 
     Attributes:
+        classes: the names of the columns of probabilities, as labels went in; None in regression.
         norm_stats: which statistics each batch-norm layer uses.
         solution: what happened in the solve (None where there were no examples).
     """
 
-    def __init__(self, task: Posteriors) -> None:
+    def __init__(self, task: Posteriors, classes: tuple[Any, ...] | None = None) -> None:
         self._task = task
+        self._classes = classes
         self.norm_stats = task.norm_stats
         self.solution = task.solution
+
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        if self._classes is not None or self._task._energy.y.is_floating_point():
+            return self._classes
+        try:  # the rows of a head that has one for every class
+            return tuple(range(head_module(self._task.learner.model)[1].out_features))
+        except ValueError:
+            return None
+
+    @property
+    def inputs(self) -> Inputs:
+        """How raw inputs are prepared: ``posterior.inputs(["new.jpg"])``."""
+        if self._task.learner.inputs is None:
+            raise ValueError(
+                "nobody said how inputs are prepared: set learner.inputs (an ibaml.tasks.Inputs), "
+                "or prepare them as in training"
+            )
+        return self._task.learner.inputs
+
+    @property
+    def needs_examples(self) -> bool:
+        """Whether predictions read the support examples: batch norm with their statistics."""
+        return "support" in self.norm_stats.values()
+
+    def __repr__(self) -> str:
+        what = "regression" if self.classes is None else f"classes {self.classes}"
+        held = ", holds its support examples" if self.needs_examples else ""
+        names = ", ".join(self._task._energy.layout.names)
+        return f"Posterior({what}; adapted: {names}{held})"
+
+    def nll(
+        self,
+        x: Tensor | np.ndarray,
+        y: Tensor | np.ndarray,
+        samples: int = 10,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """−log of the averaged likelihood of every example, (M,); labels as indices of
+        ``classes``."""
+        targets = as_tensor(y, "y", self._task._v.dtype)[None]
+        return self._task.nll(self._rows(x), targets, samples, generator)[0]
+
+    def _rows(self, x: Tensor | np.ndarray) -> Tensor:
+        return as_tensor(x, "x", self._task._v.dtype)[None]
+
+    def save(self, path: str | Path, *, examples: bool = True) -> Path:
+        """Write a finished classifier or regressor to one file, which `ibaml.load_posterior` reads
+        where neither the learner nor any data is left. Nothing in it executes.
+
+        Args:
+            examples: where `needs_examples`, the prepared examples go into the file (never the
+                originals); False refuses then.
+        """
+        from ibaml.artefact import save_posterior
+
+        return save_posterior(self, path, examples=examples)
+
+    def module(self, samples: int = 10) -> nn.Module:
+        """A plain module from prepared inputs (M, …) to averaged probabilities (M, C), or to mean
+        and variance: the posterior's default draws, fixed; for `torch.export` and other people's
+        code."""
+        from ibaml.deploy import predictive_module
+
+        return predictive_module(self._task, samples)
+
+    def predict_labels(
+        self, x: Tensor | np.ndarray, samples: int = 10, generator: torch.Generator | None = None
+    ) -> np.ndarray:
+        """The likeliest class of every input, as labels went into `MetaLearner.adapt`."""
+        best = self.predict_proba(x, samples, generator).argmax(-1)
+        classes = self.classes
+        return best.cpu().numpy() if classes is None else decoded(best, classes)
 
     @property
     def mean(self) -> dict[str, Tensor]:
@@ -206,23 +314,23 @@ class Posterior:
         return {n: w[0] for n, w in self._task.sample(samples, generator).items()}
 
     def outputs(
-        self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
+        self, x: Tensor | np.ndarray, samples: int = 10, generator: torch.Generator | None = None
     ) -> Tensor:
         """The network's outputs for inputs x (M, …) under draws from the posterior: (S, M, …)."""
-        return self._task.outputs(x[None], samples, generator)[0]
+        return self._task.outputs(self._rows(x), samples, generator)[0]
 
     def predict_proba(
-        self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
+        self, x: Tensor | np.ndarray, samples: int = 10, generator: torch.Generator | None = None
     ) -> Tensor:
         """Class probabilities (M, C), averaged over draws from the posterior."""
-        return self._task.predict_proba(x[None], samples, generator)[0]
+        return self._task.predict_proba(self._rows(x), samples, generator)[0]
 
     def predict(
-        self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
+        self, x: Tensor | np.ndarray, samples: int = 10, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the prediction, each shaped as targets of M examples are.
 
         The variance is that of the outputs over the posterior plus the likelihood's noise.
         """
-        mean, variance = self._task.predict(x[None], samples, generator)
+        mean, variance = self._task.predict(self._rows(x), samples, generator)
         return mean[0], variance[0]

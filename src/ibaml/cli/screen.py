@@ -113,6 +113,8 @@ class LiveView:
         value = scores[self._second]
         shown = f"{100 * value:.1f} %" if self._second == "accuracy" else f"{value:.3f}"
         self._validation = f"val {self._second} {shown} nll {scores['nll']:.3f}"
+        if (t := scores.get("temperature", 1.0)) != 1.0:
+            self._validation += f" temperature {t:.2f}"
         if self._bar is None:
             say(f"{step}/{self._total}  {self._validation}{'  (best so far)' if best else ''}")
 

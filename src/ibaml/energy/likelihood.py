@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,27 @@ class Likelihood(nn.Module):
     Parameters of a likelihood are meta-learned like any other.
     """
 
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Class probabilities (B, C) of outputs (B, C), as this likelihood means them: those of
+        p(c) ∝ exp(−nll(outputs, c)), unless a subclass knows them better."""
+        if outputs.dim() != 2:
+            raise ValueError(
+                f"{type(self).__name__} has no class probabilities for outputs of shape "
+                f"{tuple(outputs.shape)}: write its probabilities(outputs)"
+            )
+        labels = torch.arange(outputs.shape[-1], device=outputs.device)
+        nll = [self(outputs, label.expand(len(outputs))) for label in labels]
+        return (-torch.stack(nll, -1)).softmax(-1)
+
+    def outside(self) -> dict[str, Tensor]:
+        """Parameters by name that the meta-loss and predictions read and the energy does not."""
+        return {}
+
+    def rescale(self, outputs: Tensor, outside: Mapping[str, Tensor]) -> Tensor:
+        """The outputs as the meta-loss reads them, with the given tensors in the place of the
+        parameters that are outside the energy."""
+        return outputs
+
     def noise_variance(self) -> Tensor | None:
         """Variance of the observation noise, where the likelihood has one."""
         return None
@@ -27,8 +49,51 @@ class Likelihood(nn.Module):
         return False
 
 
+Temperature = float | Literal["learned", "fitted", "both"]
+
+
 class Categorical(Likelihood):
-    """Class labels 0 … C−1 with logits (B, C): cross-entropy."""
+    """Class labels 0 … C−1 with logits z (B, C): cross-entropy. Predictions, and the meta-loss, are
+    softmax(t·z); the energy is not: inside it a scale is redundant, outside it is what makes
+    predictions as sure as they should be.
+
+    Args:
+        temperature: t, a number; ``"learned"`` with the prior; ``"fitted"`` on validation tasks
+            (`Trainer` does so whenever it validates; `fit_temperature` by hand); or ``"both"``.
+
+    >>> Categorical(temperature=2.0).probabilities(torch.tensor([[0.0, 1.0]])).max() > 0.88
+    tensor(True)
+    """
+
+    log_temperature: Tensor
+    log_fit: Tensor | None
+
+    def __init__(self, temperature: Temperature = 1.0) -> None:
+        super().__init__()
+        if isinstance(temperature, str):
+            if temperature not in ("learned", "fitted", "both"):
+                raise ValueError(
+                    'temperature must be a positive number, "learned", "fitted" or "both", got '
+                    f"{temperature!r}"
+                )
+        elif isinstance(temperature, bool) or not 0 < temperature < math.inf:
+            raise ValueError(f"temperature must be a positive number, got {temperature!r}")
+        self.chosen = temperature
+        learned, fitted = (temperature in (kind, "both") for kind in ("learned", "fitted"))
+        number = 1.0 if isinstance(temperature, str) else float(temperature)
+        # in full precision here; the learner casts it to the model's dtype
+        log_temperature = torch.tensor(math.log(number), dtype=torch.float64)
+        if learned:
+            self.log_temperature = nn.Parameter(log_temperature)
+        else:
+            self.register_buffer("log_temperature", log_temperature)
+        self.register_buffer("log_fit", torch.zeros((), dtype=torch.float64) if fitted else None)
+
+    @property
+    def temperature(self) -> float:
+        """t of predictions: as it was given or learned, times what was fitted."""
+        fit = 0.0 if self.log_fit is None else float(self.log_fit)
+        return math.exp(float(self.log_temperature.detach()) + fit)
 
     def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
         if outputs.dim() != 2:
@@ -38,8 +103,25 @@ class Categorical(Likelihood):
             )
         return F.cross_entropy(outputs, y.long(), reduction="none")
 
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        fit = 0.0 if self.log_fit is None else self.log_fit
+        return (outputs * (self.log_temperature + fit).exp().to(outputs.dtype)).softmax(-1)
+
+    def outside(self) -> dict[str, Tensor]:
+        return {"log_temperature": self.log_temperature}
+
+    def rescale(self, outputs: Tensor, outside: Mapping[str, Tensor]) -> Tensor:
+        return outputs * outside["log_temperature"].exp().to(outputs.dtype)
+
     def takes_labels(self, y: Tensor) -> bool:
         return True
+
+    def extra_repr(self) -> str:
+        learned = isinstance(self.log_temperature, nn.Parameter)
+        ways = [
+            w for w, here in (("learned", learned), ("fitted", self.log_fit is not None)) if here
+        ]
+        return f"temperature={self.temperature:.3g}" + (f", {' and '.join(ways)}" if ways else "")
 
 
 class Gaussian(Likelihood):
@@ -108,6 +190,9 @@ class ByTarget(Likelihood):
     def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
         chosen = self.gaussian if y.is_floating_point() else self.categorical
         return chosen(outputs, y)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return self.categorical.probabilities(outputs)
 
     def takes_labels(self, y: Tensor) -> bool:
         return not y.is_floating_point()

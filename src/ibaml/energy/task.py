@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ibaml.energy.likelihood import Likelihood
-from ibaml.execution import Runner
+from ibaml.execution import Runner, held
 from ibaml.weights import Belief, Layout, Prior, Slot
 
 
 @dataclass(frozen=True)
 class Theta:
-    """Everything meta-learned that the energy depends on."""
+    """Everything meta-learned that the energy depends on, and what only predictions read."""
 
     prior: Prior
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     likelihood: Mapping[str, Tensor] = field(default_factory=dict)
+    outside: Mapping[str, Tensor] = field(default_factory=dict)  # of predictions, not of the energy
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (*self.prior, *self.shared.values(), *self.likelihood.values())
@@ -37,6 +38,7 @@ class Theta:
             prior=tensors[:n],
             shared=dict(zip(self.shared, tensors[n : n + k], strict=True)),
             likelihood=dict(zip(self.likelihood, tensors[n + k :], strict=True)),
+            outside=self.outside,
         )
 
 
@@ -49,6 +51,7 @@ class TaskEnergy:
         noise: standard normal (T, S, n).
         constants: frozen weights and buffers, batch norm's among them.
         redraw: noise for a step of its own, for solvers that ask for it.
+        predicts: whether outputs are read as predictions are (by the meta-loss).
     """
 
     model: nn.Module
@@ -63,6 +66,7 @@ class TaskEnergy:
     noise: Tensor
     kappa: float
     redraw: Callable[[int], Tensor] | None = None
+    predicts: bool = False
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -115,9 +119,11 @@ class TaskEnergy:
         """nll of every sample and example, (T, S, N)."""
         tasks, samples, examples = outputs.shape[:3]
         y = self.y[:, None].expand(tasks, samples, *self.y.shape[1:]).flatten(0, 2)
-        flat = functional_call(
-            self.likelihood, dict(self.meta.likelihood), (outputs.flatten(0, 2), y)
-        )
+        rows = outputs.flatten(0, 2)
+        if self.predicts:
+            rows = self.likelihood.rescale(rows, self.meta.outside)
+        with held(self.likelihood):
+            flat = functional_call(self.likelihood, dict(self.meta.likelihood), (rows, y))
         return flat.view(tasks, samples, examples)
 
     def output_loss(self, outputs: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ibaml.energy import Categorical
 from ibaml.evaluation.scores import ClassScores, RegressionScores, Scores
+from ibaml.evaluation.temperature import fit_log_temperature
 from ibaml.execution import NormStats
 from ibaml.learner import MetaLearner
 from ibaml.posterior import Posteriors
@@ -61,6 +63,49 @@ def score_tasks(
     if isinstance(scores, RegressionScores) and tasks.target is not None:
         scores = replace(scores, mse=scores.mse * tasks.target.unit**2)
     return scores
+
+
+@torch.no_grad()
+def fit_temperature(
+    learner: MetaLearner,
+    tasks: TaskSource,
+    split: str,
+    keys: Sequence[int],
+    *,
+    samples: int = 10,
+    batch: int = 16,
+    add_up: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
+) -> Scores | None:
+    """Fit the temperature of predictions on the tasks of these keys, for a learner whose likelihood
+    is ``Categorical("fitted")`` or ``"both"``; the scores of these tasks with it (None for no keys,
+    which a process among several may have).
+
+    Args:
+        add_up: sums tensors over processes, in place.
+    """
+    likelihood = learner.likelihood
+    if not isinstance(likelihood, Categorical) or likelihood.log_fit is None:
+        raise ValueError(
+            "this learner's temperature is not fitted: make it with "
+            'likelihood=Categorical("fitted")'
+        )
+    seen: list[tuple[TaskBatch, Tensor]] = []
+    for begin in range(0, len(keys), batch):
+        for group in tasks.batches(split, keys[begin : begin + batch]):
+            posteriors = learner.adapt_all(group)
+            seen.append((group, posteriors.outputs(group.query_x, samples)))
+    sharp = float(likelihood.log_temperature.exp())
+    # what is not finite is refused below, when all processes have what they wait for
+    logits = [outputs.nan_to_num() * sharp for _, outputs in seen]
+    fit = fit_log_temperature(logits, [group.query_y for group, _ in seen], add_up)
+    likelihood.log_fit.fill_(fit)
+    parts: list[Scores] = []
+    for group, outputs in seen:
+        rows = likelihood.probabilities(outputs.flatten(0, 2))
+        probabilities = rows.view_as(outputs).mean(1)
+        _finite(probabilities, group)
+        parts.append(ClassScores.of(group.task_keys, probabilities, group.query_y))
+    return type(parts[0]).join(parts) if parts else None  # type: ignore[arg-type]
 
 
 def score_posteriors(posteriors: Posteriors, batch: TaskBatch, samples: int = 10) -> Scores:

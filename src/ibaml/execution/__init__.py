@@ -25,8 +25,10 @@ from ibaml.execution.norm import (
     plan_norms,
     support_statistics,
     watch_moments,
+    watched,
 )
 from ibaml.execution.single import run_single
+from ibaml.execution.turn import held, training
 from ibaml.execution.vmap import run_vmap, unsafe_layers
 
 Strategy = Literal["auto", "loop", "single", "vmap", "fold", "head"]
@@ -73,7 +75,7 @@ class Runner:
         constants: Mapping[str, Tensor | None],
         x: Tensor,
     ) -> Tensor:
-        with twice_differentiable(self.recurrent):
+        with held(model), watched(model), twice_differentiable(self.recurrent):
             if self.whole == "fold":
                 return run_fold(model, weights, constants, x, self.tied, self.precision)
             return _WHOLE[self.whole](model, weights, constants, x, self.tied)
@@ -84,7 +86,7 @@ class Runner:
         """What the head reads, None where there is no such head."""
         if self.head is None:
             return None
-        with twice_differentiable(self.recurrent):
+        with held(model), watched(model), twice_differentiable(self.recurrent):
             return run_features(
                 model, self.head, constants, x, self.whole, self.precision, self.tied
             )
@@ -124,7 +126,9 @@ def choose(
             'execution="vmap" is refused for this model: second derivatives under vmap are not '
             f'known to be right for {", ".join(unsafe)}; use execution="loop"'
         )
-    head = find_head(model, adapted) if strategy in ("auto", "head") else None
+    with held(model):
+        head = find_head(model, adapted) if strategy in ("auto", "head") else None
+        tied = is_tied(model)
     if strategy == "head" and head is None:
         raise ValueError(
             'execution="head" needs the adapted weights to be those of one nn.Linear: use '
@@ -140,7 +144,7 @@ def choose(
         raise ValueError(f'precision must be "full" or "bfloat16", got {precision!r}')
     rough = torch.bfloat16 if precision == "bfloat16" and whole == "fold" else None
     recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
-    return Runner(whole, head, recurrent, rough, is_tied(model))
+    return Runner(whole, head, recurrent, rough, tied)
 
 
 __all__ = [
@@ -156,9 +160,11 @@ __all__ = [
     "Strategy",
     "Unfoldable",
     "choose",
+    "held",
     "norm_buffers",
     "norm_layers",
     "plan_norms",
     "support_statistics",
+    "training",
     "watch_moments",
 ]

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ibaml.execution.turn import Everywhere
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
+_plain_attention = Everywhere(lambda: sdpa_kernel(SDPBackend.MATH))
+_plain_recurrence = Everywhere(_without_cudnn)
 
 
 @contextmanager
@@ -18,12 +34,8 @@ def twice_differentiable(recurrent: bool) -> Iterator[None]:
     Fused attention and cuDNN's recurrent kernels have none, so attention takes its plain form and
     cuDNN is set aside for a module with a recurrent layer.
     """
-    with sdpa_kernel(SDPBackend.MATH):
-        if recurrent and torch.cuda.is_available():
-            with torch.backends.cudnn.flags(enabled=False):
-                yield
-        else:
-            yield
+    with _plain_attention(), _plain_recurrence() if recurrent else nullcontext():
+        yield
 
 
 def is_tied(model: nn.Module) -> bool:

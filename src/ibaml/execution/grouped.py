@@ -11,7 +11,7 @@ convolution one by one; here all derivatives up to the second are grouped convol
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ibaml.execution.native import is_native
 from ibaml.execution.thin import is_thin, thin
+from ibaml.execution.turn import Everywhere
 from ibaml.execution.twice import last_derivative
 from ibaml.execution.wanted import wanted
 
@@ -44,7 +45,7 @@ def convolve(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
 
 def _forward(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
     none = [0] * len(s.stride)
-    with _fastest(x):
+    with _fastest() if x.is_cuda else nullcontext():
         if x.is_cuda and _turns(x, weight, s):
             return _turned(x, weight, s)
         return torch.ops.aten.convolution(
@@ -74,12 +75,7 @@ def _turned(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
 
 
 @contextmanager
-def _fastest(x: Tensor) -> Iterator[None]:
-    """Let cuDNN try its kernels on a shape it sees for the first time: by its own rules it takes
-    the groups of a convolution one by one."""
-    if not x.is_cuda:
-        yield
-        return
+def _trials() -> Iterator[None]:
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -88,11 +84,16 @@ def _fastest(x: Tensor) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
+# let cuDNN try its kernels on a shape it sees for the first time: by its own rules it takes the
+# groups of a convolution one by one
+_fastest = Everywhere(_trials)
+
+
 def _backward(
     g: Tensor, x: Tensor, weight: Tensor, s: Shape, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     none = [0] * len(s.stride)
-    with _fastest(x):
+    with _fastest() if x.is_cuda else nullcontext():
         found = torch.ops.aten.convolution_backward(
             g, x, weight, None, s.stride, s.padding, s.dilation, False, none, s.groups,
             (*wanted, False),

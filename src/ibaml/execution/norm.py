@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import local
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
 from ibaml.execution.fold import Tell, folds_of, is_folded, now, tell_moments
 from ibaml.execution.normalise import channel_moments
@@ -118,9 +120,31 @@ def support_statistics(
     return found
 
 
+class _Watches(local):
+    """Who watches which module in this thread, and how hooks are put on it for them."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[nn.Module, Callable[[], list[RemovableHandle]]]] = []
+
+
+_here = _Watches()
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[None]:
+    """While a network runs: with the hooks of those who watch it."""
+    handles = [handle for of, put in _here.all if of is model for handle in put()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 @contextmanager
 def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
-    """Collect the moments of what every batch-norm layer sees, one entry per forward pass."""
+    """Collect the moments of what every batch-norm layer sees in this thread, one entry per forward
+    pass."""
     passes: list[Moments] = []
     names: list[set[str]] = []  # of the layers each pass has met
     notes: dict[str, list[Tell]] = {}
@@ -152,15 +176,18 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
 
         return watch
 
-    handles = []
-    for name, layer in norm_layers(model).items():
-        handles.append(layer.register_forward_pre_hook(before(name)))
-        handles.append(layer.register_forward_hook(after(name)))
+    def put() -> list[RemovableHandle]:
+        handles = []
+        for name, layer in norm_layers(model).items():
+            handles.append(layer.register_forward_pre_hook(before(name)))
+            handles.append(layer.register_forward_hook(after(name)))
+        return handles
+
+    _here.all.append((model, put))
     try:
         yield passes
     finally:
-        for handle in handles:
-            handle.remove()
+        _here.all.pop()
 
 
 class Statistics:

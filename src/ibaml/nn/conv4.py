@@ -7,6 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from ibaml.nn.normalise import Norm, norm_layer
+from ibaml.nn.recipe import remember
 
 
 class Conv4(nn.Module):
@@ -49,4 +50,8 @@ def conv4(
     norm: Norm = "batch",
 ) -> Conv4:
     """The paper's network: Conv4-32 on 84×84 colour images, ``ways`` classes."""
-    return Conv4(ways, channels, in_channels, image_size, norm)
+    return remember(
+        Conv4(ways, channels, in_channels, image_size, norm),
+        "conv4", ways=ways, channels=channels, in_channels=in_channels, image_size=image_size,
+        norm=norm,
+    )  # fmt: skip

@@ -8,6 +8,8 @@ from typing import Literal
 
 from torch import nn
 
+from ibaml.nn.recipe import remember
+
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -34,4 +36,7 @@ def mlp(
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), _ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+    return remember(
+        nn.Sequential(*layers, nn.Linear(widths[-1], outputs)),
+        "mlp", inputs=inputs, outputs=outputs, hidden=list(hidden), activation=activation,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibaml.nn.normalise import Norm, norm_layer
+from ibaml.nn.recipe import remember
 
 
 class _Block(nn.Module):
@@ -57,4 +58,7 @@ def resnet12(
 ) -> ResNet12:
     """ResNet-12 (about 8 million weights with the default widths; 64, 160, 320, 640 is the wide
     one, 12 million)."""
-    return ResNet12(ways, in_channels, widths, norm)
+    return remember(
+        ResNet12(ways, in_channels, widths, norm),
+        "resnet12", ways=ways, in_channels=in_channels, widths=list(widths), norm=norm,
+    )  # fmt: skip

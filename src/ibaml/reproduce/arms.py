@@ -168,6 +168,7 @@ def run_settings(arm: Arm, study: Settings) -> RunSettings:
         "keep": 1,
         "log_every": max(1, min(100, iterations // 20)),
         "tensorboard": False,
+        "temperature": "1",
     }
     return resolve({**given, **(_head(arm, study) if arm.head else _everything(arm, study))})
 

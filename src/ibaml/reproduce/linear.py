@@ -75,8 +75,9 @@ class LinearTest:
         model = nn.Linear(self.dimension, 1, bias=False).to(torch.float64)
         nn.init.zeros_(model.weight)
         learner = methods.ibaml(
-            model, samples=self.samples, init_log_var=0.0, likelihood=Gaussian(self.noise)
-        )
+            model, adapt="all", samples=self.samples, noise="independent", beta=1.0,
+            init_log_var=0.0, likelihood=Gaussian(self.noise),
+        )  # fmt: skip
         support, query = learner.problem(batch, seed)
         if not exact:
             return support, query

@@ -144,8 +144,9 @@ def mlp_problem(settings: Settings, key: int) -> Problem:
         torch.manual_seed(settings.seed + key)
         model = nn.mlp(1, 1, hidden=(5,), activation="tanh").to(torch.float64)
     learner = methods.ibaml(
-        model, samples=8, noise="antithetic", init_log_var=-2.0, likelihood=Gaussian(0.5)
-    )
+        model, adapt="all", samples=8, noise="antithetic", beta=1.0, init_log_var=-2.0,
+        likelihood=Gaussian(0.5),
+    )  # fmt: skip
     support, query = learner.problem(batch, settings.seed)
     descent = GradientDescent(0, 0.1)
     path = trajectory(support, descent, settings.steps)

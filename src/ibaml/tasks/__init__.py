@@ -6,6 +6,7 @@ from ibaml.tasks.catalog import glyphs, open_data
 from ibaml.tasks.dataset import Dataset, feature_vectors
 from ibaml.tasks.episodes import Episodes
 from ibaml.tasks.errors import DataError
+from ibaml.tasks.inputs import Inputs
 from ibaml.tasks.keyed import EpisodeTasks, SinusoidTasks, TableTasks, TaskSource
 from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
 from ibaml.tasks.synthetic import LinearRegression, Sinusoids
@@ -17,6 +18,7 @@ __all__ = [
     "Dataset",
     "EpisodeTasks",
     "Episodes",
+    "Inputs",
     "LinearRegression",
     "SinusoidTasks",
     "Sinusoids",

@@ -87,7 +87,7 @@ def cached(
     if entry.exists():
         try:
             return _read(entry)
-        except (OSError, ValueError) as error:  # damaged: make it anew
+        except (OSError, ValueError, EOFError) as error:  # damaged: make it anew
             if not _ours(entry, _ENTRY):
                 raise DataError(
                     f"{entry} is damaged ({error}) and holds what ibaml did not put there: move it "
@@ -171,7 +171,7 @@ def _make(store: Path) -> None:
 def _marked(store: Path) -> bool:
     try:
         return (store / _TAG).read_text("utf-8").startswith(_MARK)
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return False
 
 

@@ -31,6 +31,7 @@ class Dataset:
         classes: names of the classes.
         splits: class indices of each split; no class is in two.
         files: where each example came from, if from a file.
+        inverted: whether pictures were read with dark and light exchanged.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Dataset:
     licence: str = "unknown"
     digest: str = ""
     files: tuple[str, ...] = ()
+    inverted: bool = False
 
     def __post_init__(self) -> None:
         if len(self.examples) != len(self.labels):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 import torch
@@ -116,12 +117,11 @@ class Episodes:
         y = torch.arange(ways, device=x.device).repeat_interleave(count)
         return x, y.expand(tasks, -1)
 
-    def stream(self, tasks: int, start: int = 0) -> Iterator[TaskBatch]:
-        """Batches of ``tasks`` episodes for ever, from step ``start`` (so that a run resumes)."""
-        step = start
-        while True:
+    def stream(self, tasks: int, start: int = 0, steps: int | None = None) -> Iterator[TaskBatch]:
+        """Batches of ``tasks`` episodes from step ``start`` (so that a run resumes): ``steps`` of
+        them, or for ever."""
+        for step in count(start) if steps is None else range(start, start + steps):
             yield self.batch(range(step * tasks, (step + 1) * tasks))
-            step += 1
 
     def _examples(self, rows: Tensor) -> Tensor:
         """Converted examples (T, n, …) of rows (T, n)."""

@@ -24,7 +24,7 @@ class Table:
     """Regression tasks from a table: features (N, D) and targets (N,), grouped by task.
 
     Features and target are standardised with the training tasks' moments (``centre``, ``spread``;
-    the target's are last). ``target`` is the name of the target's column.
+    the target's are last). ``features`` and ``target`` are the names of their columns.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Table:
     centre: np.ndarray
     spread: np.ndarray
     target: str
+    features: tuple[str, ...] = ()
 
     @classmethod
     def read(
@@ -86,8 +87,9 @@ class Table:
         spread = np.where(constant(known, known.dtype), 1.0, known.std(0))
         scaled = (values - centre) / spread
         return cls(
-            path.stem, scaled[:, :-1], scaled[:, -1], labels, tasks, chosen, centre, spread, target
-        )
+            path.stem, scaled[:, :-1], scaled[:, -1], labels, tasks, chosen, centre, spread, target,
+            tuple(features),
+        )  # fmt: skip
 
     def batches(
         self,

@@ -12,16 +12,16 @@ from torch import nn
 
 from ibaml import methods
 from ibaml import nn as backbones
-from ibaml.energy import Gaussian
+from ibaml.energy import Categorical, Gaussian
 from ibaml.learner import MetaLearner
-from ibaml.linalg import ConjugateGradient
 from ibaml.objectives import Abml, Objective, PredictiveNll, QueryNll
-from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG, Solver
-from ibaml.tasks import Augment, EpisodeTasks, SinusoidTasks, Table, TableTasks, TaskSource
+from ibaml.recommended import make_solver, recommended_temperature
+from ibaml.solve import Solver
+from ibaml.tasks import Augment, EpisodeTasks, Inputs, SinusoidTasks, Table, TableTasks, TaskSource
 from ibaml.tasks.catalog import open_data
 from ibaml.tasks.kinds import NAMES, SINUSOIDS, TABLE
 from ibaml.tasks.sources.decode import Progress
-from ibaml.training.settings import Settings, SettingsError, data_kind, near
+from ibaml.training.settings import Settings, SettingsError, data_kind, near, temperature_of
 
 
 def pick_device(settings: Settings, local_rank: int = 0) -> torch.device:
@@ -171,6 +171,16 @@ def build_network(settings: Settings, shape: tuple[int, ...]) -> nn.Module:
     return net.to(pick_dtype(settings))
 
 
+def choose_temperature(settings: Settings, network: nn.Module, tasks: TaskSource) -> Settings:
+    """The settings with the temperature that was not given chosen by the data."""
+    if settings.temperature is not None or not isinstance(tasks, EpisodeTasks):
+        return settings
+    chosen = recommended_temperature(settings.method, network, tasks)
+    if chosen == "fitted" and not settings.val_every:
+        chosen = 1.0  # nothing is validated
+    return replace(settings, temperature=str(chosen))
+
+
 def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
     """The method the settings describe, around a network."""
     options: dict[str, Any] = {
@@ -191,6 +201,8 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
     if settings.regression:
         assert settings.noise_std is not None
         options["likelihood"] = Gaussian(settings.noise_std, learn=bool(settings.learn_noise))
+    elif settings.temperature is not None:
+        options["likelihood"] = Categorical(temperature_of(settings.temperature))
     build = getattr(methods, settings.method)
     learner: MetaLearner = build(network, **options)
     return learner
@@ -198,14 +210,9 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
 
 def _solver(settings: Settings) -> Solver:
     assert settings.steps is not None
-    if settings.solver == "newton":
-        # rough directions do (H is Gauss–Newton's), and a recorded meta-step takes every halving
-        return NewtonCG(settings.steps, linear_solver=ConjugateGradient(10, tol=0.3), halvings=10)
-    assert settings.inner_lr is not None
-    kinds = {"descent": GradientDescent, "natural": NaturalDescent, "adam": Adam}
     assert settings.solver is not None
-    return kinds[settings.solver](
-        steps=settings.steps, lr=settings.inner_lr, learn_lr=bool(settings.learn_inner_lr)
+    return make_solver(
+        settings.solver, settings.steps, settings.inner_lr, bool(settings.learn_inner_lr)
     )
 
 
@@ -226,4 +233,5 @@ def describe_source(tasks: TaskSource) -> dict[str, Any]:
         "origin": tasks.data.digest if isinstance(tasks, EpisodeTasks) else None,
         "example_shape": list(tasks.example_shape),
         "ways": tasks.ways,
+        "inputs": None if (inputs := Inputs.of(tasks)) is None else inputs.described(),
     }

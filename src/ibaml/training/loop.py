@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ibaml.evaluation.predict import score_tasks
+from ibaml.energy import Categorical
+from ibaml.evaluation import Scores
+from ibaml.evaluation.predict import fit_temperature, score_tasks
 from ibaml.learner import MetaLearner
 from ibaml.seeding import mix
 from ibaml.tasks import TaskSource
@@ -44,6 +46,7 @@ _NOISE = 7  # the stream of seeds the meta-steps draw from
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHRINK = 0.3  # the step size after a run went back to its best weights
 _RETURNS = 3  # how often it does
+_LOST = 0.3  # nats of validation nll above the best from which on something was lost
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Trainer:
         self.rise = Rise()
         self.returns = 0  # to the best weights
         self.unheard: OSError | None = None  # why a watcher failed
+        self.notes: list[str] = []  # to be told once the run begins
         self._asked = 0  # the signal this process caught
         self._agreed = 0  # the signal all processes know of
 
@@ -227,8 +231,10 @@ class Trainer:
         self.fit_memory()
         validates = settings.val_every > 0 and has_tasks(self.tasks, "val")
         self._tell("started", self.step, settings.iterations)
-        if self.unheard is not None:  # nothing is lost yet
+        if self._unheard_anywhere():  # nothing is lost yet
             raise RunError(f"{_reason(self.unheard)}: make room, or choose another place")
+        for note in self.notes:
+            self._tell("told", note)
         if settings.val_every > 0 and not validates:
             self._tell("told", f"{self.tasks.name} has no validation tasks of this size: none done")
         try:
@@ -254,7 +260,7 @@ class Trainer:
                 ) from error
             self._tell("stepped", report)
             if settings.method != "reptile" and self.rise.watch(self.step, report.loss):
-                self._go_back()  # (Reptile's loss is a distance)
+                self._question(validates)  # (Reptile's loss is a distance)
             if self.faulty >= settings.patience:
                 self._give_up(saved)
             last = self.step == settings.iterations
@@ -279,11 +285,24 @@ class Trainer:
 
     def _complain(self) -> None:
         """Say what could not be written, now that what was learned is saved."""
-        if self.unheard is not None:
+        if self._unheard_anywhere():
             raise RunError(
                 f"{_reason(self.unheard)}: saved after iteration {self.step}. Make room, then: "
                 f"ibaml train --resume {self._place()}"
             )
+
+    def _unheard_anywhere(self) -> bool:
+        """Whether a watcher of any process failed: all end with the same sentence."""
+        return not self.processes.all_agree(self.unheard is None, self.device)
+
+    def _question(self, validates: bool) -> None:
+        """The training loss is far above its best. Validation tasks, where there are any, say
+        whether anything was lost: the same loss may come of harder tasks."""
+        before = self.best
+        if validates and before is not None and self.validate()["nll"] <= before + _LOST:
+            self.rise.accept(self.step)
+        else:
+            self._go_back()
 
     def _go_back(self) -> None:
         """The training loss is far above its best: on from the best weights with a smaller step, or
@@ -302,18 +321,22 @@ class Trainer:
             content = self.run.weights("best").content if self.run.best_score() else None
         content = self.processes.from_first(content, self.device)
         if content is None:
-            smaller = f"{_SHRINK * rate_at(self.settings, 0):.1g}"
+            assert self.settings.meta_lr is not None
+            smaller = f"{self.settings.meta_lr * _SHRINK ** (self.returns + 1):.1g}"
             why = f" after {self.returns} returns to the best weights" if self.returns else ""
             kept = (
                 f"The best weights on the validation tasks are kept ({self.run.best})."
                 if self.run is not None and self.best is not None
-                else "No weights were validated before; set val_every to less."
+                else "No weights were validated before it; with validation tasks (val_every) a run "
+                "goes back to its best ones."
             )
             raise Diverged(
                 f"stopped in iteration {self.step}: {what}{why}. Lower meta_lr (now "
                 f"{self.settings.meta_lr:g}, try {smaller}). {self._unsolved()}{kept}"
             )
-        step = self._fill(content)["step"]
+        facts = self._fill(content)
+        step = facts["step"]
+        self.rise.restore(facts["rise"])
         self.rise.begin_anew()
         self.returns += 1
         self._tell(
@@ -364,6 +387,8 @@ class Trainer:
             result = {name: value / count for name, value in found.items()}
             if second == "rmse":
                 result["rmse"] = result["rmse"] ** 0.5
+            if isinstance(self.learner.likelihood, Categorical):
+                result["temperature"] = self.learner.likelihood.temperature
         best = result["nll"] < (float("inf") if self.best is None else self.best)
         if best:
             self.best, self.best_step = result["nll"], self.step
@@ -374,15 +399,24 @@ class Trainer:
         return result
 
     def _validation_rows(self, keys: Sequence[int]) -> list[dict[str, int | float]]:
-        if not keys:
-            return []
         at_once = min(self.settings.micro_batch or 16, 16)
+        likelihood = self.learner.likelihood
+        fits = isinstance(likelihood, Categorical) and likelihood.log_fit is not None
+        if not keys and not fits:
+            return []
+        scores: Scores | None
         try:
-            scores = score_tasks(self.learner, self.tasks, "val", keys, batch=at_once)
+            if fits:
+                add_up = self.processes.add_up
+                scores = fit_temperature(
+                    self.learner, self.tasks, "val", keys, batch=at_once, add_up=add_up
+                )
+            else:
+                scores = score_tasks(self.learner, self.tasks, "val", keys, batch=at_once)
         except FloatingPointError as error:  # the next steps may mend it, or patience will end
             self._tell("told", f"validation: {error}")
             return [{"nll": math.nan, "mse": math.nan, "accuracy": math.nan}]
-        return scores.rows()
+        return [] if scores is None else scores.rows()
 
     def _give_up(self, saved: int) -> None:
         what = diagnose(self.learner, self.settings)
@@ -508,7 +542,9 @@ def _chunks(keys: Sequence[int], size: int) -> Iterator[Sequence[int]]:
         yield keys[begin : begin + size]
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError | None) -> str:
+    if error is None:
+        return "what happens in the run could not be written by another process"
     what = error.filename or "what happens in the run"
     return f"{what} could not be written ({error.strerror or error})"
 

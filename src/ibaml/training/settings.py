@@ -18,13 +18,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ibaml.energy.likelihood import Temperature
+from ibaml.recommended import (
+    GAUSSIAN,
+    IMPLICIT,
+    METHODS,
+    UNROLLED,
+    recommended,
+    recommended_adapt,
+    recommended_meta_lr,
+)
 from ibaml.tasks.kinds import IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
-
-METHODS = ("ibaml", "abml", "imaml", "maml", "fomaml", "reptile")
-_POINT = ("imaml", "maml", "fomaml", "reptile")
-_GAUSSIAN = ("ibaml", "abml")
-_IMPLICIT = ("ibaml", "imaml")
-_UNROLLED = ("abml", "maml")
 
 
 class SettingsError(ValueError):
@@ -148,37 +152,37 @@ class Settings:
         shown="0.1, in regression 0.1·σ²; adam 0.01",
     )  # fmt: skip
     learn_inner_lr: bool | None = setting(
-        None, "Meta-learn α, one for each weight tensor.", _METHOD, only=_UNROLLED, shown="no"
+        None, "Meta-learn α, one for each weight tensor.", _METHOD, only=UNROLLED, shown="no"
     )
     cg_steps: int | None = setting(
         None, "L, conjugate-gradient steps of the implicit gradient.", _METHOD, least=1,
-        only=_IMPLICIT, shown="as many as it takes, up to 64",
+        only=IMPLICIT, shown="as many as it takes, up to 64",
     )  # fmt: skip
     curvature: str | None = setting(
         None, "H: ggn is safe; energy is exact; lemma is the paper's.", _METHOD,
-        choices=("ggn", "energy", "lemma"), only=_IMPLICIT, shown="ggn",
+        choices=("ggn", "energy", "lemma"), only=IMPLICIT, shown="ggn",
     )  # fmt: skip
     damping: float | None = setting(
-        None, "μ, relative to the prior's precision.", _METHOD, least=0, only=_IMPLICIT, shown="0"
+        None, "μ, relative to the prior's precision.", _METHOD, least=0, only=IMPLICIT, shown="0"
     )
     block: str | None = setting(
         None, "all, or mean: curvature of the loss for the means alone.", _METHOD,
         choices=("all", "mean"), only=("ibaml",), shown="all",
     )  # fmt: skip
     samples: int | None = setting(
-        None, "S, Monte-Carlo samples of the energy.", _METHOD, least=1, only=_GAUSSIAN, shown="4"
+        None, "S, Monte-Carlo samples of the energy.", _METHOD, least=1, only=GAUSSIAN, shown="4"
     )
     noise: str | None = setting(
         None, "independent, or antithetic pairs.", _METHOD, choices=("independent", "antithetic"),
-        only=_GAUSSIAN, shown="antithetic",
+        only=GAUSSIAN, shown="antithetic",
     )  # fmt: skip
     beta: float | None = setting(
         None, "β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.", _METHOD, above=0,
-        only=_GAUSSIAN, shown="0.002 for a head, else 0.001 (regression 0.01)",
+        only=GAUSSIAN, shown="0.002 for a head, else 0.001 (regression 0.01)",
     )  # fmt: skip
     init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
-        only=_GAUSSIAN, shown="-5 for a head, else -9 (regression -6)",
+        only=GAUSSIAN, shown="-5 for a head, else -9 (regression -6)",
     )  # fmt: skip
     lam: float | None = setting(
         None, "λ of the proximal term, on the mean nll.", _METHOD, above=0, only=("imaml",),
@@ -188,6 +192,11 @@ class Settings:
         None, "The meta-loss: query (nll), predictive (nll of the averaged prediction) or abml.",
         _METHOD, choices=("query", "predictive", "abml"),
         only=("ibaml", "abml", "imaml", "maml", "fomaml"), shown="query; abml: abml",
+    )  # fmt: skip
+    temperature: str | None = setting(
+        None, "t of predictions softmax(t·z), outside the energy: learned with the prior, fitted "
+        "on validation tasks, both, or a number.", _METHOD,
+        shown="learned for many training classes, else fitted",
     )  # fmt: skip
     noise_std: float | None = setting(
         None, "σ of the observations, in regression.", _METHOD, above=0, shown="0.3"
@@ -384,15 +393,21 @@ def _refuse_unread(chosen: Mapping[str, Any], method: str) -> None:
     for name in ("ways", "rotations", "augment", "tie_head"):
         if regression and chosen.get(name):
             raise SettingsError(f"{name} is for classification, and {_what(chosen)} is regression")
+    if regression and chosen.get("temperature") is not None:
+        raise SettingsError(f"temperature is for classification, and {_what(chosen)} is regression")
+    if chosen.get("temperature") is not None:
+        temperature_of(chosen["temperature"])
+        if method == "reptile" and chosen["temperature"] in ("learned", "both"):
+            raise SettingsError("reptile has no gradient for a temperature: use fitted")
     for name in ("noise_std", "learn_noise"):
         if not regression and chosen.get(name) is not None:
             raise SettingsError(f"{name} is for regression (sinusoids, or a table with target)")
     solver = chosen.get("solver")
     if solver == "newton" and "inner_lr" in chosen:
         raise SettingsError("inner_lr is not read by solver newton, which has a line search")
-    if solver == "newton" and method not in _IMPLICIT and method not in ("fomaml", "reptile"):
+    if solver == "newton" and method not in IMPLICIT and method not in ("fomaml", "reptile"):
         raise SettingsError(f"solver newton cannot be unrolled, as {method} does: use descent")
-    if solver == "natural" and method in _POINT:
+    if solver == "natural" and method not in GAUSSIAN:
         raise SettingsError(f"solver natural moves log-variances, and {method} has none")
     model = chosen.get("model")
     if model == "mlp":
@@ -411,7 +426,7 @@ def _refuse_unread(chosen: Mapping[str, Any], method: str) -> None:
         raise SettingsError("reptile has no gradient for shared weights: leave adapt at all")
     if chosen.get("learn_noise") and method == "reptile":
         raise SettingsError("reptile has no gradient for learn_noise: leave it out")
-    if chosen.get("objective") == "abml" and method not in _GAUSSIAN:
+    if chosen.get("objective") == "abml" and method not in GAUSSIAN:
         raise SettingsError(f"objective abml needs a Gaussian belief, and {method} has a point")
     warmup, iterations = chosen.get("warmup", 0), chosen.get("iterations", 2000)
     if warmup > iterations:
@@ -424,6 +439,22 @@ def refuse_unread_data(chosen: Mapping[str, Any]) -> None:
         raise SettingsError(said)
 
 
+def temperature_of(text: str) -> Temperature:
+    """The temperature that a setting means."""
+    try:
+        number = float(text)
+    except ValueError:
+        if text not in ("learned", "fitted", "both"):
+            raise SettingsError(
+                f"temperature must be learned, fitted, both or a number, got {text!r}"
+                f"{near(text, ('learned', 'fitted', 'both'))}"
+            ) from None
+        return typing.cast(Temperature, text)
+    if not 0 < number < math.inf:
+        raise SettingsError(f"temperature must be a positive number, got {text}")
+    return number
+
+
 def _what(chosen: Mapping[str, Any]) -> str:
     return "a table" if data_kind(chosen) is TABLE else str(chosen.get("data"))
 
@@ -432,52 +463,21 @@ def _defaults(chosen: Mapping[str, Any], method: str) -> dict[str, Any]:
     """What was not given, by method and data."""
     kind = data_kind(chosen)
     regression = kind.regression
-    adapt = chosen.get("adapt", "head" if method in _IMPLICIT else "all")
+    adapt = chosen.get("adapt", recommended_adapt(method))
     head = adapt == "head"
-    solver = chosen.get("solver")
-    if solver is None:
-        # an α given means that descent is wanted
-        newton = method in _IMPLICIT and head and "inner_lr" not in chosen
-        solver = "newton" if newton else "descent"
     values: dict[str, Any] = {
         "adapt": adapt,
-        "solver": solver,
-        "steps": 8 if solver == "newton" else 5,
         "shots": 5 if regression else 1,
-        "meta_lr": 0.01 if head else 0.003,
+        **recommended(method, head=head, regression=regression, given=chosen),
+        "meta_lr": recommended_meta_lr(head=head),
     }
     for name, usual in (("image_size", IMAGE_SIZE), ("queries", QUERIES)):
         if kind.reads(name):
             values[name] = usual
     if not regression:
         values["ways"] = 5
-    else:
-        values["noise_std"] = 0.3
-        values["learn_noise"] = method != "reptile"
-    if solver != "newton":
-        values["inner_lr"] = 0.01 if solver == "adam" else 0.1
-        if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
-            sigma = chosen.get("noise_std", values["noise_std"])
-            values["inner_lr"] *= sigma**2
-    if method in _UNROLLED:
+    if method in UNROLLED:
         values["learn_inner_lr"] = False
-    if method in _IMPLICIT:
-        values.update(curvature="ggn", damping=0.0)
-    if method == "ibaml":
-        values["block"] = "all"
-    if method in _GAUSSIAN:
-        values.update(
-            samples=4,
-            noise="antithetic",
-            # of everything adapted each draw is noise in every layer, so ρ is small, and β with it:
-            # β·exp(−ρ)/N is how much the prior holds
-            beta=0.002 if head else 0.01 if regression else 0.001,
-            init_log_var=-5.0 if head else -6.0 if regression else -9.0,
-        )
-    if method == "imaml":
-        values["lam"] = 0.05
-    if method != "reptile":
-        values["objective"] = "abml" if method == "abml" else "query"
     if method == "reptile":
         values["train_shots"] = max(5, chosen.get("shots", 1))
     if chosen.get("optimiser") in ("sgd", "rmsprop"):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from ibaml.learner import MetaLearner
-from ibaml.tasks import TaskSource
+from ibaml.tasks import Inputs, TaskSource
 from ibaml.tasks.sources.decode import Progress
 from ibaml.training.build import (
     build_learner,
     build_network,
+    choose_temperature,
     describe_source,
     fit_network,
     located,
@@ -61,7 +64,10 @@ def train(
     tasks = open_tasks(settings, device, progress)
     tasks.batches("train", [0])  # too few classes or examples: said now
     settings = fit_network(settings, tasks)
-    learner = build_learner(settings, build_network(settings, tasks.example_shape)).to(device)
+    network = build_network(settings, tasks.example_shape)
+    settings = choose_temperature(settings, network, tasks)
+    learner = build_learner(settings, network).to(device)
+    learner.inputs = Inputs.of(tasks)
     with joined(processes, device):
         run = _in_first(
             processes, device, lambda: create_run(out, settings, describe_source(tasks))
@@ -153,26 +159,40 @@ def _go(
             trainer.restore(content)
             score = run.best_score()
             trainer.best, trainer.best_step = (None, 0) if score is None else score
-        for sentence in told:
-            for watcher in everyone:
-                watcher.told(sentence)
+        trainer.notes = list(told)
         return trainer.train()
 
 
 def load(
-    path: str | Path, *, which: str = "best", device: torch.device | str = "cpu"
+    path: str | Path,
+    model: nn.Module | None = None,
+    *,
+    which: str = "best",
+    device: torch.device | str = "cpu",
+    **passed_in: Any,
 ) -> MetaLearner:
-    """A trained learner from a run folder; nothing in it is executed.
+    """A trained learner from a file that `MetaLearner.save` wrote, or from a run folder; nothing in
+    it is executed.
 
     Args:
-        which: ``"best"``, the weights with the best validation nll (the last where nothing was
-            validated), or ``"last"``.
+        model: the module of a learner that was built around one of your own.
+        which: of a run folder: ``"best"``, the weights with the best validation nll (the last where
+            nothing was validated), or ``"last"``.
+        passed_in: what else was your own: ``likelihood``, ``solver``, …
 
     >>> learner = ibaml.load("runs/demo")                                         # doctest: +SKIP
     >>> learner.adapt(x, y).predict_proba(new_x)                                  # doctest: +SKIP
     """
     if which not in ("best", "last"):
         raise ValueError(f'which must be "best" or "last", got {which!r}')
+    if Path(path).is_file():
+        from ibaml.artefact import load_learner
+
+        if model is not None:
+            passed_in["model"] = model
+        return load_learner(path, device, **passed_in)
+    if model is not None or passed_in:
+        raise ValueError(f"{path} is no file of a learner: a run folder needs nothing passed in")
     return load_run(open_run(path), which, device)[0]
 
 
@@ -195,4 +215,6 @@ def load_run(
     except RuntimeError as error:
         raise RunError(f"{found.path} does not fit the settings of {run.path}: {error}") from error
     learner.eval()
+    if (inputs := run.data.get("inputs")) is not None:
+        learner.inputs = Inputs.read(inputs)
     return learner.to(device), found.step

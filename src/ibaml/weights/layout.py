@@ -29,6 +29,12 @@ class Layout:
     def size(self) -> int:
         return sum(self.sizes)
 
+    @property
+    def classes(self) -> int | None:
+        """How many classes a tied head has; None where none is tied."""
+        found = [s[0] for n, s in zip(self.names, self.shapes, strict=True) if n in self.rows]
+        return found[0] if found else None
+
     def slots(self, blocks: Sequence[str]) -> tuple[Slot, ...]:
         """Where each weight lies in a vector of these blocks side by side; the weights of a block
         other than the mean are named ``block.NAME``."""

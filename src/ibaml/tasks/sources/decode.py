@@ -90,6 +90,7 @@ def load_images(
         licence=licence,
         digest=digest.hexdigest(),
         files=tuple(flat[i][1].file for i in order),
+        inverted=invert,
     )
 
 

@@ -1,0 +1,343 @@
+"""What is held in a file: a learner, or a finished posterior, complete, and nothing that executes.
+
+A safetensors file. Its header holds JSON: the format's version, the choices by the names of their
+classes and fields, how the backbone was built, how inputs are prepared, the names of classes.
+What is somebody's own (a module, a likelihood, a solver) is named there and passed in again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ibaml import curvature, gradient, linalg, objectives, solve, weights
+from ibaml._version import __version__
+from ibaml.energy import ByTarget, Categorical, Gaussian, Likelihood
+from ibaml.files import write_whole
+from ibaml.learner import MetaLearner
+from ibaml.nn.recipe import build, recipe_of
+from ibaml.posterior import Posterior, Posteriors
+from ibaml.tasks.errors import DataError
+from ibaml.tasks.inputs import Inputs
+
+if TYPE_CHECKING:
+    from ibaml.execution import Plan
+
+FORMAT = 1
+_LARGEST = 16 << 30  # bytes; a larger file is refused unread
+_CHOICES: dict[str, type] = {
+    one.__name__: one
+    for one in (
+        weights.Point, weights.DiagonalGaussian,
+        solve.GradientDescent, solve.NaturalDescent, solve.Adam, solve.NewtonCG,
+        gradient.Unrolled, gradient.FirstOrder, gradient.Reptile, gradient.Implicit,
+        curvature.Curvature, linalg.ConjugateGradient, linalg.Dense, linalg.Neumann,
+        objectives.QueryNll, objectives.PredictiveNll, objectives.Abml,
+    )
+}  # fmt: skip
+_PASSED_IN = ("model", "belief", "solver", "gradient", "objective", "likelihood")
+
+
+class ArtefactError(ValueError):
+    """A file cannot be written or read; the message says why, and what to do."""
+
+
+# --- a learner -----------------------------------------------------------------------------------
+
+
+def save_learner(learner: MetaLearner, path: str | Path) -> Path:
+    """Write a learner to a file: weights, choices, and how inputs are prepared."""
+    return _write(Path(path), "learner", _described(learner), learner.state_dict())
+
+
+def load_learner(
+    path: str | Path, device: torch.device | str = "cpu", **passed_in: Any
+) -> MetaLearner:
+    """The learner of a file. Nothing in it is executed.
+
+    Args:
+        passed_in: what is somebody's own: ``model``, ``likelihood``, ``solver``, …
+    """
+    facts, tensors = _read(Path(path), "learner")
+    return _learner(Path(path), facts, tensors, passed_in).to(device)
+
+
+def _described(learner: MetaLearner) -> dict[str, Any]:
+    head = isinstance(learner.selection, str) and learner.selection in ("all", "head")
+    return {
+        "model": recipe_of(learner.model),
+        "module": type(learner.model).__name__,
+        "dtype": str(next(learner.parameters()).dtype).removeprefix("torch."),
+        "belief": _choice(learner.belief),
+        "solver": _choice(learner.solver),
+        "gradient": _choice(learner.gradient),
+        "objective": _choice(learner.objective),
+        "likelihood": _likelihood(learner.likelihood),
+        "adapt": learner.selection if head else list(learner.roles.adapted),
+        "freeze": list(learner.roles.frozen),
+        "tie_head": bool(learner.layout.rows),
+        "samples": learner.samples,
+        "noise": learner.noise,
+        "beta": learner.beta,
+        "inputs": None if learner.inputs is None else learner.inputs.described(),
+    }
+
+
+def _learner(
+    path: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor], passed_in: dict[str, Any]
+) -> MetaLearner:
+    unknown = [name for name in passed_in if name not in _PASSED_IN]
+    if unknown:
+        raise TypeError(f"{unknown[0]} is none of what may be passed in: {', '.join(_PASSED_IN)}")
+    try:
+        dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16,
+                 "float16": torch.float16}[facts["dtype"]]  # fmt: skip
+        model = passed_in.get("model")
+        if model is None:
+            if facts["model"] is None:
+                raise ArtefactError(
+                    f"{path} holds a learner around a module of your own ({facts['module']}): "
+                    "build it and pass it in, model=…"
+                )
+            model = build(facts["model"]).to(dtype)
+        own = {n: passed_in.get(n) or _chosen(path, n, facts[n]) for n in _PASSED_IN[1:5]}
+        reptile = isinstance(own["gradient"], gradient.Reptile)
+        trainable = {n for n, p in model.named_parameters() if p.requires_grad}
+        freeze = [n for n in facts["freeze"] if n in trainable]
+        learner = MetaLearner(
+            model,
+            own["belief"],
+            own["solver"],
+            own["gradient"],
+            None if reptile else own["objective"],
+            passed_in.get("likelihood") or _known_likelihood(path, facts["likelihood"]),
+            adapt=facts["adapt"],
+            freeze=freeze or None,
+            tie_head=facts["tie_head"],
+            samples=facts["samples"],
+            noise=facts["noise"],
+            beta=facts["beta"],
+        )
+        learner.inputs = None if facts["inputs"] is None else Inputs.read(facts["inputs"])
+        learner.load_state_dict(dict(tensors))
+    except ArtefactError:
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, DataError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        hint = " (is your module the one it was saved with?)" if "model" in passed_in else ""
+        raise ArtefactError(f"{path} does not fit together{hint}: {first}") from error
+    learner.eval()
+    return learner
+
+
+def _choice(value: Any) -> Any:
+    """A choice as JSON: its class and fields; what is somebody's own by its name alone."""
+    name = type(value).__name__
+    if is_dataclass(value) and _CHOICES.get(name) is type(value):
+        found = {f.name: _choice(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {"class": name, **found}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {"by name": {str(k): float(v) for k, v in value.items()}}
+    if isinstance(value, list | tuple):
+        return [_choice(one) for one in value]
+    return {"own": type(value).__name__}
+
+
+def _chosen(path: Path, name: str, content: Any) -> Any:
+    """What `_choice` gave, as an object; only of classes that are listed above."""
+    if isinstance(content, list):
+        return tuple(_chosen(path, name, one) for one in content)
+    if not isinstance(content, dict):
+        return content
+    if "own" in content:
+        raise ArtefactError(
+            f"{path} was saved with a {name} of your own ({content['own']}): pass it in, {name}=…"
+        )
+    if "by name" in content:
+        return {str(k): float(v) for k, v in content["by name"].items()}
+    kind = _CHOICES.get(str(content.get("class")))
+    if kind is None:
+        raise ArtefactError(f"{path}: {name} is of an unknown class, {content.get('class')!r}")
+    known = {f.name: f for f in fields(kind) if f.init}
+    given = {k: _chosen(path, name, v) for k, v in content.items() if k != "class"}
+    odd = [k for k in given if k not in known]
+    lacking = [
+        k for k, f in known.items()
+        if k not in given and f.default is MISSING and f.default_factory is MISSING
+    ]  # fmt: skip
+    if odd or lacking:
+        raise ArtefactError(f"{path}: {name} has odd fields ({', '.join(odd or lacking)})")
+    return kind(**given)
+
+
+def _likelihood(likelihood: Likelihood) -> Any:
+    if type(likelihood) is ByTarget:
+        return None
+    if type(likelihood) is Categorical:
+        return {"class": "Categorical", "temperature": likelihood.chosen}
+    if type(likelihood) is Gaussian:
+        learned = isinstance(likelihood.log_noise, nn.Parameter)
+        return {"class": "Gaussian", "noise": math.exp(float(likelihood.log_noise.detach())),
+                "learn": learned}  # fmt: skip
+    return {"own": type(likelihood).__name__}
+
+
+def _known_likelihood(path: Path, content: Any) -> Likelihood | None:
+    if content is None:
+        return None
+    given = {k: v for k, v in content.items() if k != "class"}
+    if content.get("class") == "Categorical":
+        return Categorical(**given)
+    if content.get("class") == "Gaussian":
+        return Gaussian(**given)
+    raise ArtefactError(
+        f"{path} was saved with a likelihood of your own ({content.get('own')}): pass it in, "
+        "likelihood=…"
+    )
+
+
+# --- a posterior ---------------------------------------------------------------------------------
+
+
+def save_posterior(posterior: Posterior, path: str | Path, *, examples: bool = True) -> Path:
+    """Write a finished classifier or regressor: the learner it came from, the posterior, the names
+    of its classes. Where a prediction needs the support examples (batch norm with statistics of the
+    support set) they go with it, prepared, never as they were; ``examples=False`` refuses then."""
+    task = posterior._task
+    task._check_fresh()
+    learner, energy = task.learner, task._energy
+    facts = {
+        **_described(learner),
+        "norm_stats": dict(task.norm_stats),
+        "seed": task._seed,
+        "keys": list(task._keys),
+        "rows": energy.layout.classes,
+        "floating": energy.y.is_floating_point(),
+        "target_shape": list(energy.y.shape[2:]),
+        "input_shape": list(energy.x.shape[2:]),
+        "classes": None if posterior.classes is None else [_plain(c) for c in posterior.classes],
+        "examples": posterior.needs_examples,
+    }
+    tensors = {f"learner/{n}": t for n, t in learner.state_dict().items()}
+    tensors["posterior/v"] = task._v
+    if posterior.needs_examples:
+        if not examples:
+            raise ArtefactError(
+                "predictions of this posterior need its support examples (batch norm with their "
+                'statistics): leave examples at True, or adapt with norm_stats="running"'
+            )
+        tensors["posterior/x"] = energy.x
+    return _write(Path(path), "posterior", facts, tensors)
+
+
+def load_posterior(
+    path: str | Path, device: torch.device | str = "cpu", **passed_in: Any
+) -> Posterior:
+    """A finished classifier or regressor from a file. Nothing in it is executed.
+
+    >>> posterior = ibaml.load_posterior("shop.ibaml")                            # doctest: +SKIP
+    >>> posterior.predict_proba(posterior.inputs(["new.jpg"]))                    # doctest: +SKIP
+    """
+    path = Path(path)
+    facts, tensors = _read(path, "posterior")
+    own = {n.removeprefix("learner/"): t for n, t in tensors.items() if n.startswith("learner/")}
+    learner = _learner(path, facts, own, passed_in).to(device)
+    try:
+        plan: Plan = {str(k): v for k, v in facts["norm_stats"].items()}
+        keys = tuple(int(k) for k in facts["keys"])
+        classes = facts["classes"]
+        layout = learner.layout.for_classes(int(facts["rows"] or 0))
+        v = tensors["posterior/v"].to(device)
+        like = next(learner.parameters())
+        x = tensors.get("posterior/x", like.new_zeros(1, 1, *facts["input_shape"])).to(like.device)
+        y = torch.zeros(1, x.shape[1], *facts["target_shape"], device=like.device)
+        y = y.to(like.dtype) if facts["floating"] else y.long()
+        if facts["examples"] and "posterior/x" not in tensors:
+            raise ArtefactError(f"{path} lacks the examples its predictions need")
+        noise = like.new_zeros(1, 1, layout.size if learner.belief.stochastic else 0)
+        with torch.no_grad():
+            energy = learner.energy(x, y, noise, layout, plan)
+        if v.shape != (1, layout.size * len(learner.belief.blocks)):
+            raise ValueError(f"the posterior has shape {tuple(v.shape)}")
+        task = Posteriors(
+            energy, v, plan, int(facts["seed"]), keys, learner.noise, learner.watched(), None,
+            learner,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if isinstance(error, ArtefactError):
+            raise
+        raise ArtefactError(f"{path} does not fit together: {error}") from error
+    return Posterior(task, None if classes is None else tuple(classes))
+
+
+def _plain(label: Any) -> Any:
+    """A label as JSON knows it."""
+    return label.item() if hasattr(label, "item") else label
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def _write(path: Path, kind: str, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
+    from safetensors.torch import save
+
+    plain = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
+    header = {
+        "ibaml": kind, "format": str(FORMAT), "version": __version__, "facts": json.dumps(facts),
+    }  # fmt: skip
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, save(plain, header))
+    except OSError as error:
+        raise ArtefactError(f"{path} could not be written ({error.strerror or error})") from error
+    return path
+
+
+def _read(path: Path, wanted: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        if path.is_file() and path.stat().st_size > _LARGEST:
+            raise ArtefactError(f"{path} is larger than {_LARGEST >> 30} GiB")
+        content = path.read_bytes()
+    except OSError as error:
+        raise ArtefactError(f"{path} cannot be read ({error.strerror or error})") from error
+    try:
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size])["__metadata__"]
+        kind, number = header["ibaml"], int(header["format"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtefactError(f"{path} is damaged, or no file of ibaml") from error
+    if number > FORMAT:
+        raise ArtefactError(
+            f"{path} was written by ibaml {header.get('version', '?')} in format {number}, and "
+            f"this is ibaml {__version__}, which reads formats up to {FORMAT}: update ibaml"
+        )
+    if kind != wanted:
+        door = {"learner": "ibaml.load", "posterior": "ibaml.load_posterior"}.get(kind, "nothing")
+        raise ArtefactError(f"{path} holds a {kind}, not a {wanted}: {door} reads it")
+    try:
+        tensors = load(content)
+        facts = json.loads(header["facts"])
+        if not isinstance(facts, dict):
+            raise ValueError("no facts")
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        RecursionError,
+    ) as error:
+        raise ArtefactError(f"{path} is damaged ({error})") from error
+    return facts, tensors

@@ -1,0 +1,44 @@
+"""How was a backbone built? A few plain values, so that a saved learner can build it again."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+Net = TypeVar("Net", bound=nn.Module)
+
+
+def remember(net: Net, name: str, **arguments: Any) -> Net:
+    """The network, which knows its recipe from now on."""
+    net.recipe = {"name": name, **arguments}  # type: ignore[assignment]
+    return net
+
+
+def recipe_of(net: nn.Module) -> dict[str, Any] | None:
+    """The recipe of a network that is still as it was built; None for a module of one's own."""
+    recipe = getattr(net, "recipe", None)
+    if not isinstance(recipe, dict):
+        return None
+    return recipe if _shapes(build(recipe)) == _shapes(net) else None
+
+
+def build(recipe: dict[str, Any]) -> nn.Module:
+    """The network of a recipe, with weights of its own."""
+    from ibaml import nn as backbones
+
+    known: dict[str, Any] = {
+        "conv4": backbones.conv4,
+        "mlp": backbones.mlp,
+        "resnet12": backbones.resnet12,
+    }
+    arguments = dict(recipe)
+    name = arguments.pop("name", None)
+    if name not in known:
+        raise ValueError(f"there is no backbone {name!r}: there are {', '.join(known)}")
+    net: nn.Module = known[name](**arguments)
+    return net
+
+
+def _shapes(net: nn.Module) -> tuple[str, list[tuple[str, tuple[int, ...]]]]:
+    return str(net), [(name, tuple(t.shape)) for name, t in net.state_dict().items()]

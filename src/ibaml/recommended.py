@@ -1,0 +1,146 @@
+"""Which settings are recommended? One table for Python and the command line.
+
+It reads the method, whether the head alone is adapted, and whether targets are numbers. What
+depends on data comes from `recommend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+from torch import nn
+
+from ibaml.energy import Categorical, Gaussian
+from ibaml.energy.likelihood import Temperature
+from ibaml.linalg import ConjugateGradient
+from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG, Rate, Solver
+from ibaml.tasks import Dataset, EpisodeTasks, TaskSource
+
+METHODS = ("ibaml", "abml", "imaml", "maml", "fomaml", "reptile")
+GAUSSIAN = ("ibaml", "abml")
+IMPLICIT = ("ibaml", "imaml")
+UNROLLED = ("abml", "maml")
+# which methods read an option; the rest is read by all
+READ_BY: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("samples", "noise", "beta", "init_log_var"), GAUSSIAN),
+    **dict.fromkeys(("cg_steps", "curvature", "damping"), IMPLICIT),
+    "block": ("ibaml",),
+    "lam": ("imaml",),
+    "objective": ("ibaml", "abml", "imaml", "maml", "fomaml"),
+}
+SolverName = Literal["newton", "descent", "natural", "adam"]
+SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam")
+MANY_CLASSES = 300  # from which on a temperature learned with the prior holds for new classes
+
+
+def ends_in_linear(model: nn.Module) -> bool:
+    """Whether the last layer that has weights is linear: a head, whatever it is called."""
+    layers = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
+    return bool(layers) and isinstance(layers[-1], nn.Linear)
+
+
+def recommended_adapt(method: str, model: nn.Module | None = None) -> str:
+    """The head for implicit methods, which assume that a task is solved, and a head is easily
+    solved; everything for the others."""
+    has_head = model is None or ends_in_linear(model)
+    return "head" if method in IMPLICIT and has_head else "all"
+
+
+def recommended(
+    method: str, *, head: bool, regression: bool, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The settings of a method that were not given.
+
+    Args:
+        head: whether the last linear layer alone is adapted.
+        regression: whether targets are numbers.
+        given: settings that others depend on: ``solver``, ``inner_lr`` (an α given means that
+            descent is wanted), ``noise_std``.
+    """
+    given = {} if given is None else given
+    solver = given.get("solver")
+    if solver is None:
+        newton = method in IMPLICIT and head and given.get("inner_lr") is None
+        solver = "newton" if newton else "descent"
+    values: dict[str, Any] = {"solver": solver, "steps": 8 if solver == "newton" else 5}
+    if regression:
+        values.update(noise_std=0.3, learn_noise=method != "reptile")
+    if solver != "newton":
+        values["inner_lr"] = 0.01 if solver == "adam" else 0.1
+        if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
+            values["inner_lr"] *= given.get("noise_std", values["noise_std"]) ** 2
+    if method in IMPLICIT:
+        values.update(curvature="ggn", damping=0.0)
+    if method == "ibaml":
+        values["block"] = "all"
+    if method in GAUSSIAN:
+        values.update(
+            samples=4,
+            noise="antithetic",
+            # of everything adapted each draw is noise in every layer, so ρ is small, and β with it:
+            # β·exp(−ρ)/N is how much the prior holds
+            beta=0.002 if head else 0.01 if regression else 0.001,
+            init_log_var=-5.0 if head else -6.0 if regression else -9.0,
+        )
+    if method == "imaml":
+        values["lam"] = 0.05
+    if method != "reptile":
+        values["objective"] = "abml" if method == "abml" else "query"
+    return values
+
+
+def recommended_meta_lr(*, head: bool) -> float:
+    """The step size of the prior's optimiser (Adam)."""
+    return 0.01 if head else 0.003
+
+
+def make_solver(name: str, steps: int, lr: Rate | None, learn_lr: bool = False) -> Solver:
+    """A solver by its name."""
+    if name == "newton":
+        # rough directions do (H is Gauss–Newton's), and a recorded meta-step takes every halving
+        return NewtonCG(steps, linear_solver=ConjugateGradient(10, tol=0.3), halvings=10)
+    kinds = {"descent": GradientDescent, "natural": NaturalDescent, "adam": Adam}
+    return kinds[name](steps=steps, lr=cast(Rate, lr), learn_lr=learn_lr)
+
+
+def recommend(
+    method: str, model: nn.Module, data: Dataset | TaskSource | None = None
+) -> dict[str, Any]:
+    """The options of ``ibaml.methods.METHOD`` that depend on data, for this module and these data.
+
+    >>> import ibaml
+    >>> data, model = ibaml.tasks.glyphs(), ibaml.nn.conv4(5, 16, 1, 28)
+    >>> ibaml.recommend("ibaml", model, data)
+    {'likelihood': Categorical(temperature=1, learned)}
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if isinstance(data, Dataset | EpisodeTasks):
+        return {"likelihood": Categorical(recommended_temperature(method, model, data))}
+    if data is not None and data.ways is None:
+        values = recommended(method, head=False, regression=True)
+        return {"likelihood": Gaussian(values["noise_std"], learn=values["learn_noise"])}
+    return {}
+
+
+def recommended_temperature(
+    method: str, model: nn.Module, data: Dataset | EpisodeTasks
+) -> Temperature:
+    """How the temperature of predictions is found.
+
+    Learned with the prior where training classes are many (of few it is too sure of new ones) and
+    the network's features have a fixed size, by a norm (else they grow); else fitted on validation
+    tasks, where there are validation classes. Not both: of many classes the prior knows more than
+    the few that validate, which may be harder or easier than those to come.
+    """
+    dataset, ways = (data.data, data.ways) if isinstance(data, EpisodeTasks) else (data, 2)
+    turns = 4 if isinstance(data, EpisodeTasks) and data.rotations else 1
+    train = turns * len(dataset.splits.get("train", ()))
+    normed = any(isinstance(m, _NORMS) for m in model.modules())
+    learned = train >= MANY_CLASSES and normed and method != "reptile"
+    fitted = len(dataset.splits.get("val", ())) >= ways
+    return "learned" if learned else "fitted" if fitted else 1.0
+
+
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)

@@ -1,0 +1,189 @@
+"""How does something raw (a photograph, a row of numbers) become what a trained network reads?
+
+What training data were prepared with, as a few numbers that go with a learner, so that the training
+data need not be there to predict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ibaml.tasks.dataset import Dataset
+from ibaml.tasks.errors import DataError
+from ibaml.tasks.images import decode
+from ibaml.tasks.keyed import EpisodeTasks, TableTasks, TaskSource
+
+_BYTES = 64_000_000  # a larger image file is refused unread
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The preparation of inputs (and, in regression, of targets).
+
+    Attributes:
+        shape: of one prepared input: (channels, side, side) of a picture, (features,) of a row.
+        mean, deviation: of the training data, per channel (of values in 0 … 1) or feature.
+        inverted: whether dark and light are exchanged.
+        columns: names of the features, where they have any.
+        target: name of the target, its mean and deviation in training.
+
+    >>> Inputs((2,), (1.0, 0.0), (2.0, 1.0))([[3.0, 4.0]])
+    tensor([[1., 4.]])
+    """
+
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    inverted: bool = False
+    columns: tuple[str, ...] = ()
+    target: tuple[str, float, float] | None = None
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
+
+    @classmethod
+    def of(cls, data: Dataset | TaskSource) -> Inputs | None:
+        """What the examples of these data are prepared with; None where they are read as they
+        are."""
+        if isinstance(data, EpisodeTasks):
+            data = data.data
+        if isinstance(data, Dataset):
+            mean, deviation = data.moments
+            return cls(
+                tuple(data.examples.shape[1:]), tuple(mean.tolist()), tuple(deviation.tolist()),
+                data.inverted,
+            )  # fmt: skip
+        if isinstance(data, TableTasks):
+            table = data.table
+            centre, spread = table.centre.tolist(), table.spread.tolist()
+            return cls(
+                (len(centre) - 1,), tuple(centre[:-1]), tuple(spread[:-1]), columns=table.features,
+                target=(table.target, centre[-1], spread[-1]),
+            )  # fmt: skip
+        return None
+
+    def __call__(self, raw: Any) -> Tensor:
+        """Prepared inputs (N, …), float32.
+
+        Args:
+            raw: pictures: paths of files, or arrays of uint8 (N, C, H, W) or (N, H, W[, C]); rows:
+                numbers (N, features), or mappings from column to number.
+        """
+        if self.is_image:
+            pixels = torch.from_numpy(np.stack([self._pixels(one) for one in _several(raw)]))
+            x = pixels.float() / 255
+            mean, deviation = (torch.tensor(v).view(-1, 1, 1) for v in (self.mean, self.deviation))
+            return (x - mean) / deviation
+        if isinstance(raw, Sequence) and raw and isinstance(raw[0], Mapping):
+            raw = [[float(row[self._column(c, row)]) for c in self.columns] for row in raw]
+        x = torch.as_tensor(np.asarray(raw, dtype=np.float64))
+        if x.dim() != 2 or x.shape[1:] != self.shape:
+            named = f" ({', '.join(self.columns)})" if self.columns else ""
+            raise DataError(
+                f"inputs must be rows of {self.shape[0]} numbers{named}, got shape {tuple(x.shape)}"
+            )
+        if not bool(x.isfinite().all()):
+            raise DataError("inputs hold a NaN or an infinity")
+        return ((x - torch.tensor(self.mean)) / torch.tensor(self.deviation)).float()
+
+    def targets(self, y: Any) -> Tensor:
+        """Targets as they are learned, from the target's own units."""
+        _, centre, spread = self._target()
+        return ((torch.as_tensor(np.asarray(y, dtype=np.float64)) - centre) / spread).float()
+
+    def restored(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """A prediction's mean and variance in the target's own units."""
+        _, centre, spread = self._target()
+        return mean * spread + centre, variance * spread**2
+
+    def _target(self) -> tuple[str, float, float]:
+        if self.target is None:
+            raise DataError("targets were learned as they are: there is nothing to convert")
+        return self.target
+
+    def _column(self, column: str, row: Mapping[str, Any]) -> str:
+        if column not in row:
+            raise DataError(f"a row has no column {column!r}; it has {', '.join(map(str, row))}")
+        return column
+
+    def _pixels(self, one: Any) -> np.ndarray:
+        """One picture as uint8 (C, side, side)."""
+        channels, side = self.shape[0], self.shape[-1]
+        if isinstance(one, str | Path):
+            path = Path(one)
+            try:
+                if path.stat().st_size > _BYTES:
+                    raise DataError(f"{path}: larger than {_BYTES / 1e6:.0f} MB")
+                content = path.read_bytes()
+            except OSError as error:
+                raise DataError(f"{path}: {error.strerror or error}") from error
+            pixels = decode(content, str(path), side, channels)  # type: ignore[arg-type]
+        else:
+            pixels = self._array(np.asarray(one))
+        return 255 - pixels if self.inverted else pixels
+
+    def _array(self, array: np.ndarray) -> np.ndarray:
+        from PIL import Image, ImageOps
+
+        channels, side = self.shape[0], self.shape[-1]
+        if array.dtype != np.uint8 or array.ndim not in (2, 3):
+            raise DataError(
+                f"a picture is a path or uint8 (C, H, W) or (H, W[, C]), got {array.dtype} "
+                f"{array.shape}"
+            )
+        if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[2] not in (1, 3):
+            array = array.transpose(1, 2, 0)
+        picture = Image.fromarray(array.squeeze(2) if array.shape[2:] == (1,) else array)
+        picture = picture.convert("L" if channels == 1 else "RGB")
+        if picture.size != (side, side):
+            picture = ImageOps.fit(picture, (side, side), Image.Resampling.BILINEAR)
+        found = np.asarray(picture, dtype=np.uint8)
+        return found[None] if channels == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
+
+    def described(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Inputs:
+        """What `described` gave; anything else is refused."""
+        try:
+            target = content["target"]
+            found = cls(
+                tuple(int(n) for n in content["shape"]),
+                tuple(float(n) for n in content["mean"]),
+                tuple(float(n) for n in content["deviation"]),
+                bool(content["inverted"]),
+                tuple(str(n) for n in content["columns"]),
+                None if target is None else (str(target[0]), float(target[1]), float(target[2])),
+            )
+            sizes = {len(found.mean), len(found.deviation), found.shape[0]}
+            numbers = (*found.mean, *found.deviation, *(found.target or ("", 0.0, 1.0))[1:])
+            if len(found.shape) not in (1, 3) or len(sizes) > 1 or min(found.shape) < 1:
+                raise ValueError("sizes do not fit")
+            if not all(map(math.isfinite, numbers)) or min(found.deviation) <= 0:
+                raise ValueError("a mean or a deviation is no sound number")
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DataError(f"the description of inputs is damaged ({error})") from error
+        return found
+
+
+def _several(raw: Any) -> Sequence[Any]:
+    """Pictures one by one, from one or several."""
+    if isinstance(raw, str | Path):
+        return [raw]
+    if isinstance(raw, Tensor):
+        raw = raw.numpy()
+    found = list(raw)
+    if not found:
+        raise DataError("there is no picture to prepare")
+    return found
