@@ -162,12 +162,10 @@ def test_it_goes_on_from_the_best_weights_with_a_smaller_step_and_says_so(tmp_pa
 def test_a_run_that_goes_back_is_bit_for_bit_the_same_when_it_was_killed_on_the_way(tmp_path):
     given = settings(tmp_path)
     train(given, tmp_path / "whole", watchers=watched(Ruin(70)))
-    for at in (75, 95):
-        cut = tmp_path / f"cut-{at}"
-        with pytest.raises(ZeroDivisionError):
-            train(given, cut, watchers=watched(Ruin(70), Crash(at)))
-        resume(cut, watchers=watched(Ruin(70)))
-        assert same(final_state(cut), final_state(tmp_path / "whole"))
+    with pytest.raises(ZeroDivisionError):
+        train(given, tmp_path / "cut", watchers=watched(Ruin(70), Crash(75)))
+    resume(tmp_path / "cut", watchers=watched(Ruin(70)))
+    assert same(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
 
 
 def test_a_loss_that_rises_with_nothing_lost_is_no_fault(tmp_path, monkeypatch):
