@@ -20,6 +20,7 @@ from ibaml.execution import held
 from ibaml.execution.call import twice_differentiable
 from oracles import F64
 from problems import class_batch, conv_model, mlp_model
+from test_modules import Attention, Recurrent
 
 THREADS = 8
 STEPS = 2
@@ -56,26 +57,6 @@ def together(*jobs: Callable[[], Any], seconds: float = 60) -> list[Any]:
     if failed:
         raise failed[0]
     return found
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(self.encoder(x).mean(1))
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 3, batch_first=True)
-        self.head = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.head(self.lstm(x)[0][:, -1])
 
 
 def _pause(*_: Any) -> None:

@@ -20,7 +20,6 @@ from ibaml.capture import Captures, waits
 from ibaml.checks import (
     check_model,
     check_options,
-    check_second_derivatives,
     check_tasks,
     settle,
 )
@@ -57,6 +56,7 @@ from ibaml.labels import as_tensor, encoded, is_numbers
 from ibaml.metastep import MetaStep, Reads, Repair, guarded, reaches_outside
 from ibaml.objectives import Objective, QueryNll
 from ibaml.posterior import Posterior, Posteriors
+from ibaml.second_derivatives import check_second_derivatives
 from ibaml.seeding import draw_seed
 from ibaml.solve import Descent, Solution, Solver, resolve_rate
 from ibaml.tasks import Inputs, TaskBatch

@@ -1,0 +1,169 @@
+"""Has a model the second derivatives that a gradient rule takes? Autograd does not say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ibaml.curvature import Curvature
+from ibaml.energy import TaskEnergy
+from ibaml.gradient import GradientRule, Implicit, Unrolled
+
+_SECOND = 0.02  # relative error of a product beyond which it is no rounding
+_FIRST_ORDER = (
+    "Write its backward pass in differentiable operations (no once_differentiable, no detach), or "
+    "take a rule without second derivatives (methods.fomaml, methods.reptile, "
+    "gradient=FirstOrder())"
+)
+
+
+def check_second_derivatives(energy: TaskEnergy, v: Tensor, rule: GradientRule) -> str:
+    """What is wrong with the second derivatives that a gradient rule takes, empty where nothing is.
+
+    Autograd says nothing of an operation whose backward pass is not differentiable itself; a
+    difference quotient of first derivatives does. In double precision, so that the step can be too
+    short to meet a kink; a model that does not take it, or whose first derivatives are not those of
+    its outputs (a straight-through estimator), is not judged.
+    """
+    if not isinstance(rule, Implicit | Unrolled):
+        return ""
+    double = in_double(replace(energy, run=energy.run.plain()))
+    if double is None:
+        return ""
+    gauss_newton = isinstance(rule, Implicit) and rule.curvature.kind == "ggn"
+    wave = torch.arange(v.shape[-1], device=v.device, dtype=torch.float64)
+    error = math.inf
+    for phase in (0.0, 1.0):  # by bad luck there is a kink at one point
+        at, u = v.double() + 0.1 * (wave + phase).sin(), (2 * wave + phase).cos()[None]
+        if not _is_smooth(double, at, u):
+            continue
+        try:
+            error = min(error, _products_error(double, at, u, gauss_newton))
+        except RuntimeError as problem:
+            if "deriv" not in str(problem) and "differentia" not in str(problem):
+                return ""  # memory, say
+            raise ValueError(
+                f"{_no_second_derivative(energy)} ({str(problem).splitlines()[0]}). {_FIRST_ORDER}"
+            ) from problem
+        if error <= _SECOND:
+            return ""
+    if error == math.inf:
+        return ""  # nowhere to be judged
+    return (
+        f"{_no_second_derivative(energy)}: products with the curvature are {100 * error:.0f} % off "
+        f"a difference quotient, and the meta-gradient is wrong with them. {_FIRST_ORDER}"
+    )
+
+
+def _no_second_derivative(energy: TaskEnergy) -> str:
+    return (
+        f"an operation of {type(energy.model).__name__} (or of its likelihood) has no right second "
+        "derivative"
+    )
+
+
+def _products_error(energy: TaskEnergy, v: Tensor, u: Tensor, gauss_newton: bool) -> float:
+    """The largest relative error of a product with u, against its difference quotient."""
+    theta = energy.theta
+    step = 1e-9 * (1 + float(v.abs().mean())) / float(u.square().mean().sqrt())
+
+    def slopes(v: Tensor) -> list[Tensor]:
+        """The loss's first derivatives in v and in every tensor of θ."""
+        leaves = [t.detach().clone().requires_grad_() for t in (v, *theta)]
+        loss = energy.bind(tuple(leaves[1:])).loss(leaves[0]).sum()
+        return _or_zeros(torch.autograd.grad(loss, leaves, allow_unused=True), leaves)
+
+    with torch.enable_grad():
+        leaves = [t.detach().clone().requires_grad_() for t in (v, *theta)]
+        loss = energy.bind(tuple(leaves[1:])).loss(leaves[0]).sum()
+        (slope,) = torch.autograd.grad(loss, leaves[0], create_graph=True, allow_unused=True)
+        found: Sequence[Tensor | None] = [None] * len(leaves)
+        if slope is not None and slope.requires_grad:
+            found = torch.autograd.grad(slope, leaves, u.expand_as(slope), allow_unused=True)
+        products = _or_zeros(found, leaves)
+        both = []
+        for h in (step, 4 * step):
+            pairs = zip(slopes(v + h * u), slopes(v - h * u), strict=True)
+            both.append([(up - down) / (2 * h) for up, down in pairs])
+        if gauss_newton:  # its product with v is another one, the mixed ones are these
+            products[0] = Curvature("ggn").at(energy, v).product(u) - _prior_product(energy, v, u)
+            for h, quotients in zip((step, 4 * step), both, strict=True):
+                quotients[0] = _gauss_newton_quotient(energy, v, u, h)
+    quotients, others = both
+    if _relative(quotients, others) > _SECOND:
+        return math.inf  # rounding (a part in single precision), or a kink: nothing to judge by
+    return _relative(products, quotients)
+
+
+def _relative(products: Sequence[Tensor], quotients: Sequence[Tensor]) -> float:
+    """The largest relative difference, tensor by tensor."""
+    most = max(float(q.norm()) for q in quotients)
+    return max(
+        float((p - q).norm()) / (float(q.norm()) + 1e-2 * most + 1e-12)
+        for p, q in zip(products, quotients, strict=True)
+    )
+
+
+def _is_smooth(energy: TaskEnergy, at: Tensor, u: Tensor) -> bool:
+    """Whether the loss's first derivative is that of its values, to double precision."""
+    step = 1e-8 * (1 + float(at.abs().mean()))
+    try:
+        with torch.enable_grad():
+            leaf = at.detach().clone().requires_grad_()
+            (slope,) = torch.autograd.grad(energy.loss(leaf).sum(), leaf)
+        with torch.no_grad():
+            up, down = (float(energy.loss(at + sign * step * u).sum()) for sign in (1, -1))
+    except Exception:
+        return False
+    found, quotient = float((slope * u).sum()), (up - down) / (2 * step)
+    return abs(found - quotient) <= 1e-3 * float(slope.norm() * u.norm()) / u.numel() ** 0.5
+
+
+def _prior_product(energy: TaskEnergy, v: Tensor, u: Tensor) -> Tensor:
+    precision = energy.precision(v)
+    return torch.zeros_like(u) if precision is None else precision * u
+
+
+def _gauss_newton_quotient(energy: TaskEnergy, v: Tensor, u: Tensor, step: float) -> Tensor:
+    """JᵀΛJu by a difference quotient of the outputs, and first derivatives in v alone."""
+    v = v.detach().clone().requires_grad_()
+    outputs = energy.outputs(v)
+    with torch.no_grad():
+        moved = (energy.outputs(v + step * u) - energy.outputs(v - step * u)) / (2 * step)
+    if not outputs.requires_grad:
+        return torch.zeros_like(v)
+
+    def slope(point: Tensor) -> Tensor:
+        point = point.detach().requires_grad_()
+        (found,) = torch.autograd.grad(energy.output_loss(point).sum(), point)
+        return found
+
+    bent = (slope(outputs + step * moved) - slope(outputs - step * moved)) / (2 * step)
+    (found,) = torch.autograd.grad(outputs, v, bent, allow_unused=True)
+    return torch.zeros_like(v) if found is None else found
+
+
+def _or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]
+
+
+def in_double(energy: TaskEnergy) -> TaskEnergy | None:
+    """The energy in double precision; None where there is none of it (complex weights)."""
+    tensors = [*energy.theta, *energy.constants.values()]
+    if any(t is not None and t.is_complex() for t in tensors):
+        return None
+    floating = {
+        n: t for n, t in energy.constants.items() if t is not None and t.is_floating_point()
+    }
+    return replace(
+        energy,
+        x=energy.x.double() if energy.x.is_floating_point() else energy.x,
+        y=energy.y.double() if energy.y.is_floating_point() else energy.y,
+        noise=energy.noise.double(),
+        constants={**energy.constants, **{n: t.double() for n, t in floating.items()}},
+        run=replace(energy.run, precision=None),
+    ).bind(tuple(t.double() for t in energy.theta))
