@@ -223,7 +223,7 @@ def drawn_on_the_host() -> Iterator[None]:
     def drawn(*arguments: Any, device: torch.device | None = None, **options: Any) -> torch.Tensor:
         return draw_noise(*arguments, **options).to(device)
 
-    with patch("ibaml.learner.draw_noise", drawn):
+    with patch("ibaml.learner.meta_learner.draw_noise", drawn):
         yield
 
 

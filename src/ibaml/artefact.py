@@ -39,7 +39,7 @@ _CHOICES: dict[str, type] = {
         solve.GradientDescent, solve.NaturalDescent, solve.Adam, solve.NewtonCG,
         gradient.Unrolled, gradient.FirstOrder, gradient.Reptile, gradient.Implicit,
         curvature.Curvature, linalg.ConjugateGradient, linalg.Dense, linalg.Neumann,
-        objectives.QueryNll, objectives.PredictiveNll, objectives.Abml,
+        objectives.QueryNll, objectives.PredictiveNll, objectives.Abml, objectives.TowardsSolution,
     )
 }  # fmt: skip
 _PASSED_IN = ("model", "belief", "solver", "gradient", "objective", "likelihood")

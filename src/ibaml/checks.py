@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ibaml.energy import NOISE_KINDS, Likelihood, TaskEnergy
 from ibaml.execution import Runner, Strategy, Unfoldable
 from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
-from ibaml.objectives import Abml, Objective
+from ibaml.objectives import Abml, Objective, TowardsSolution
 from ibaml.second_derivatives import in_double
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver, check_count
 from ibaml.weights import Belief, DiagonalGaussian, Roles, head_module
@@ -63,13 +63,18 @@ def check_options(
     if isinstance(gradient, Reptile):
         if solver.steps == 0:
             raise ValueError("Reptile with steps=0 has no direction: the solution is the start")
-        if objective is not None:
+        if not isinstance(objective, TowardsSolution | None):
             raise ValueError("Reptile has no meta-loss: leave objective out")
         if any(True for _ in likelihood.parameters()):
             raise ValueError(
                 "Reptile has no gradient for the parameters of a likelihood: give it a fixed one "
                 "(learn=False)"
             )
+    elif isinstance(objective, TowardsSolution):
+        raise ValueError(
+            "TowardsSolution is Reptile's, whose solution carries no gradient: use "
+            "gradient=Reptile(), or another objective"
+        )
     if isinstance(gradient, Unrolled) and not isinstance(solver, Descent):
         raise ValueError(
             f"{type(solver).__name__} cannot be unrolled: use GradientDescent, NaturalDescent or "

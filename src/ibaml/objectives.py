@@ -7,7 +7,7 @@ data, noise of its own.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
@@ -60,6 +60,18 @@ class PredictiveNll(_Sampled):
     def __call__(self, v: Tensor, support: TaskEnergy, query: TaskEnergy) -> Tensor:
         nll = query.nll(query.outputs(v))
         return (math.log(nll.shape[1]) - torch.logsumexp(-nll, 1)).mean(-1)
+
+
+@dataclass(frozen=True)
+class TowardsSolution:
+    """½‖start − v̂‖²: no loss of queries, but the distance that Reptile's rule shortens."""
+
+    samples: None = field(default=None, init=False)
+    noise: Literal["fresh", "shared"] = field(default="shared", init=False)
+
+    def __call__(self, v: Tensor, support: TaskEnergy, query: TaskEnergy) -> Tensor:
+        start = support.belief.start(support.meta.prior, len(v))
+        return (start - v).square().sum(-1) / 2
 
 
 @dataclass(frozen=True)

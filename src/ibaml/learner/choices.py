@@ -1,0 +1,76 @@
+"""Which choices may be made anew around the same weights, and which belong to the weights?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ibaml.checks import check_model, check_options
+from ibaml.gradient import GradientRule, Reptile
+from ibaml.objectives import Objective, QueryNll, TowardsSolution
+from ibaml.solve import Descent
+
+if TYPE_CHECKING:
+    from ibaml.learner.meta_learner import MetaLearner
+
+REPLACEABLE = (
+    "solver", "gradient", "objective", "samples", "noise", "beta", "execution", "precision",
+    "capture", "diagnose",
+)  # fmt: skip
+FIXED = (*REPLACEABLE, "belief", "likelihood", "roles", "layout", "adapts_head")
+
+
+def default_objective(gradient: GradientRule) -> Objective:
+    """The meta-loss where none was chosen."""
+    return TowardsSolution() if isinstance(gradient, Reptile) else QueryNll()
+
+
+def fixed(name: str) -> AttributeError:
+    """What is said to somebody who sets a choice of a learner."""
+    remedy = (
+        f"learner.replace({name}=…) gives a checked learner with another one that shares the "
+        "weights"
+        if name in REPLACEABLE
+        else "the weights depend on it: make another learner"
+    )
+    return AttributeError(
+        f"{name} is fixed when a learner is made, so that its choices fit together: {remedy}"
+    )
+
+
+def replaced(learner: MetaLearner, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """All replaceable choices of the learner, with these in the place of its own, checked."""
+    if unknown := [name for name in choices if name not in REPLACEABLE]:
+        raise TypeError(
+            f"{unknown[0]} cannot be replaced: only {', '.join(REPLACEABLE)} can (the rest is "
+            "fixed with the weights: make another learner)"
+        )
+    for name, what in (("solver", "solve"), ("gradient", "__call__"), ("objective", "__call__")):
+        if name in choices and not hasattr(choices[name], what):
+            raise TypeError(
+                f"{name} must be an object such as one of ibaml's, got {choices[name]!r}"
+            )
+    now = {name: choices.get(name, getattr(learner, name)) for name in REPLACEABLE}
+    if isinstance(now["solver"], Descent) and now["solver"].learn_lr and not len(learner.log_lr):
+        raise ValueError(
+            "solver: a learned step size is a weight of its own, and this learner has none: "
+            "make another learner with learn_lr=True"
+        )
+    # another rule may need another meta-loss, where nobody asks for one
+    reptile = isinstance(now["gradient"], Reptile)
+    if "objective" not in choices and reptile != isinstance(now["objective"], TowardsSolution):
+        now["objective"] = default_objective(now["gradient"])
+    check_options(
+        learner.belief,
+        now["solver"],
+        now["gradient"],
+        now["objective"],
+        learner.likelihood,
+        now["samples"],
+        now["noise"],
+        now["beta"],
+        0.0,
+    )
+    check_model(learner.model, learner.roles, now["gradient"], bool(learner.layout.rows))
+    now["samples"] = now["samples"] if learner.belief.stochastic else 1
+    return now

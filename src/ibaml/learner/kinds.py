@@ -1,0 +1,124 @@
+"""What is known of each kind of tasks: how weight sets run through the network for it, and that the
+model fits it?
+
+A kind is a shape, a type, a device and a number of classes. It is looked at once, on its first
+tasks.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ibaml.checks import check_tasks, settle
+from ibaml.energy import TaskEnergy, detached
+from ibaml.execution import NormStats, Runner, choose
+from ibaml.second_derivatives import check_second_derivatives
+from ibaml.weights import Layout
+
+if TYPE_CHECKING:
+    from ibaml.learner.meta_learner import MetaLearner
+
+Kind = tuple[Any, ...]
+
+
+class Kinds:
+    """The kinds of tasks that one learner has met, and what it has warned of."""
+
+    def __init__(self) -> None:
+        self._runners: dict[Kind, Runner] = {}
+        self._differentiable: set[Kind] = set()
+        self._warned: set[str] = set()
+
+    def copy(self) -> Kinds:
+        """Copied at once, because other threads add to them."""
+        made = Kinds()
+        made._runners = self._runners.copy()
+        made._differentiable = self._differentiable.copy()
+        made._warned = self._warned.copy()
+        return made
+
+    @torch.no_grad()
+    def runner(
+        self,
+        learner: MetaLearner,
+        x: Tensor,
+        y: Tensor,
+        classes: int | None,
+        layout: Layout,
+        plan: Mapping[str, NormStats] | None = None,
+        *,
+        differentiated: bool = False,
+    ) -> Runner:
+        """How weight sets run for these tasks. The first tasks of a kind are checked: that the
+        model takes them and its outputs fit the targets, and, where they are ``differentiated``,
+        that it has the second derivatives that the gradient rule takes. What is wrong is refused or
+        said."""
+        like = learner.reference
+        described = [(t.shape[1:], t.dtype, t.device) for t in (x, y)]
+        kind = (like.dtype, like.device, *described, classes, str(plan))
+        runner = self._runners.get(kind)
+        if runner is None:
+            runner = self.settle(learner, x, y, layout, plan)
+            energy, start = _trial(learner, x[:1], y[:1], 1, layout, plan, runner)
+            check_tasks(energy, start, classes, learner.solver, learner.adapts_head)
+            self._runners[kind] = runner
+        if differentiated and kind not in self._differentiable:
+            energy, start = _trial(learner, x[:1], y[:1], 1, layout, plan, runner)
+            if wrong := check_second_derivatives(detached(energy), start, learner.gradient):
+                self.warn(wrong)
+            self._differentiable.add(kind)
+        return runner
+
+    def settle(
+        self,
+        learner: MetaLearner,
+        x: Tensor,
+        y: Tensor,
+        layout: Layout,
+        plan: Mapping[str, NormStats] | None = None,
+    ) -> Runner:
+        """How weight sets run for these tasks, tried on two of them and two samples."""
+        chosen = choose(
+            learner.model,
+            learner.execution,
+            learner.roles.adapted,
+            x.device.type,
+            learner.precision,
+            math.prod(x.shape[1:]),
+        )
+        two = torch.cat([x[:1], x[-1:]]), torch.cat([y[:1], y[-1:]])
+        energy, start = _trial(learner, *two, 2, layout, plan, chosen)
+        taken, set_aside = settle(energy, start, chosen, learner.execution)
+        if set_aside:
+            self.warn(
+                f"{set_aside} for this model and these inputs, so the slower way is taken "
+                f'({taken.strategy}; execution="loop" takes the loop without a trial)'
+            )
+        return taken
+
+    def warn(self, sentence: str) -> None:
+        """Say something once."""
+        if sentence not in self._warned:
+            warnings.warn(sentence, RuntimeWarning, stacklevel=6)
+            self._warned.add(sentence)
+
+
+def _trial(
+    learner: MetaLearner,
+    x: Tensor,
+    y: Tensor,
+    samples: int,
+    layout: Layout,
+    plan: Mapping[str, NormStats] | None,
+    runner: Runner,
+) -> tuple[TaskEnergy, Tensor]:
+    """The energy of a few tasks, and where its solution starts."""
+    noise = learner.draw(0, tuple(range(len(x))), layout, samples)
+    energy = learner.energy(x, y, noise, layout, plan, runner)
+    return energy, learner.belief.start(energy.meta.prior, len(x))

@@ -1,0 +1,480 @@
+"""MetaLearner: beliefs, solver, gradient rule and objective around one `nn.Module`."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ibaml.capture import Captures, waits
+from ibaml.checks import check_model, check_options
+from ibaml.diagnostics import Diagnostics
+from ibaml.energy import (
+    NllFunction,
+    NoiseKind,
+    Stream,
+    TaskEnergy,
+    as_likelihood,
+    detached,
+    draw_noise,
+)
+from ibaml.execution import (
+    NormStats,
+    Precision,
+    Runner,
+    Strategy,
+    choose,
+    norm_layers,
+    training,
+    watch_moments,
+)
+from ibaml.gradient import GradientRule, Record, Unrolled
+from ibaml.learner.choices import FIXED, default_objective, fixed, replaced
+from ibaml.learner.kinds import Kinds
+from ibaml.learner.sound import SoundStep, wants_gradients
+from ibaml.learner.state import LearnerState
+from ibaml.learner.support import support_set
+from ibaml.metastep import MetaStep, Reads
+from ibaml.objectives import Objective
+from ibaml.posterior import Posterior, Posteriors
+from ibaml.seeding import draw_seed
+from ibaml.solve import Solution, Solver
+from ibaml.tasks import Inputs, TaskBatch
+from ibaml.weights import Belief, Layout, Selection, assign_roles
+
+
+class MetaLearner(LearnerState):
+    """Learns a prior over the weights of ``model`` from batches of tasks.
+
+    ``learner(batch)`` is an ordinary differentiable scalar, so any PyTorch training loop works
+    around it; ``learner.adapt(x, y)`` gives the posterior of a new task. The model's own parameters
+    are the prior means (or the shared weights): training the learner trains them in place. The
+    model runs in evaluation mode throughout: dropout is off, because a task's energy has to be one
+    deterministic function; batch norm uses the statistics that ``norm_stats`` says. Adapting and
+    predicting may be done by any number of threads, training by one at a time.
+
+    Args:
+        model: any module with one input and one output tensor.
+        belief: `Point` or `DiagonalGaussian`.
+        solver: how a task is solved.
+        gradient: how the meta-parameters learn from the solution.
+        objective: the meta-loss (default: query nll).
+        likelihood: None (categorical for integer targets, Gaussian with σ = 1 for floating ones), a
+            `Likelihood`, or any callable (outputs, y) -> nll per example.
+        adapt, freeze: which weights are adapted to every task, and which nobody changes; the rest
+            is shared. See `ibaml.weights.assign_roles`.
+        tie_head: tie the prior of the last linear layer over its rows, so that a prior trained on W
+            classes serves any number of them.
+        samples: Monte-Carlo samples S of the energy.
+        noise: ``"independent"`` or ``"antithetic"`` pairs.
+        beta: β of κ = β/N; 1 is Bayes, below 1 a tempered posterior.
+        init_log_var: ρ at the start, a number for all weights.
+        execution: ``"auto"``, ``"loop"``, ``"vmap"``, ``"fold"`` or ``"head"``.
+        precision: ``"full"``, or ``"bfloat16"`` for activations and convolutions where tasks are
+            folded (an accelerator): about half the memory, and rougher gradients
+            (benchmarks/results/meta_step_h200.txt).
+        capture: record the meta-step as one CUDA graph on the third batch of a kind and replay it
+            from then on; None: on an accelerator, where the model can be recorded and the solver
+            does not stop early (or only the head is adapted). A recording keeps the memory of its
+            meta-step.
+        diagnose: evaluate E and ∇E at every solution for `diagnostics` (one more evaluation).
+
+    Most people build one with `ibaml.methods`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        belief: Belief,
+        solver: Solver,
+        gradient: GradientRule,
+        objective: Objective | None = None,
+        likelihood: NllFunction | None = None,
+        *,
+        adapt: Selection = "all",
+        freeze: Selection | None = None,
+        tie_head: bool = False,
+        samples: int = 5,
+        noise: NoiseKind = "independent",
+        beta: float = 1.0,
+        init_log_var: float = -6.0,
+        execution: Strategy = "auto",
+        precision: Precision = "full",
+        capture: bool | None = None,
+        diagnose: bool = True,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        scored = as_likelihood(likelihood)
+        check_options(
+            belief, solver, gradient, objective, scored, samples, noise, beta, init_log_var
+        )
+        roles = assign_roles(model, adapt, freeze)
+        check_model(model, roles, gradient, tie_head)
+        super().__init__(
+            model, scored, belief, roles, solver, tie_head=tie_head, init_log_var=init_log_var
+        )
+        self.selection = adapt
+        self.adapts_head = isinstance(adapt, str) and adapt == "head"
+        self.inputs: Inputs | None = None  # how raw inputs are prepared, where that is known
+        self.solver = solver
+        self.gradient = gradient
+        self.objective = default_objective(gradient) if objective is None else objective
+        self.samples = samples if belief.stochastic else 1
+        self.noise: NoiseKind = noise
+        self.beta = beta
+        self.diagnose = diagnose
+        self.execution: Strategy = execution
+        self.precision: Precision = precision
+        self.capture = capture
+        # how the last training call ran; what a call does is decided anew by every one
+        self._run = choose(model, execution, self.roles.adapted, precision=precision)
+        self._kinds = Kinds()
+        self._diagnostics: Diagnostics | None = None
+        self._captures = Captures()
+
+    # --- its choices -----------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIXED and (name in self.__dict__ or name in self.__dict__.get("_modules", {})):
+            raise fixed(name)
+        super().__setattr__(name, value)
+
+    def replace(self, **choices: Any) -> MetaLearner:
+        """A checked learner with other choices that shares this one's weights: training one trains
+        both.
+
+        >>> import ibaml
+        >>> learner = ibaml.methods.ibaml(ibaml.nn.mlp(1, 1))
+        >>> learner.replace(gradient=ibaml.FirstOrder(), samples=2).samples
+        2
+        """
+        now = replaced(self, choices)
+        run = choose(self.model, now["execution"], self.roles.adapted, precision=now["precision"])
+        made = copy.copy(self)
+        made.__dict__.update(now, _run=run, _kinds=Kinds())
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        # the record of the last call holds tensors of a graph, and the meta-step that is going on
+        # is not the copy's: it starts without them
+        new = {"_diagnostics": None, "_captures": Captures(), "_statistics": None}
+        return {**self.__dict__, **new, "_kinds": self._kinds.copy()}
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """What happened in the last call, per task."""
+        if self._diagnostics is None:
+            raise RuntimeError("no diagnostics yet: call the learner on a TaskBatch first")
+        return self._diagnostics
+
+    @property
+    def strategy(self) -> str:
+        """How weight sets run through the network (``"loop"``, ``"vmap"``, ``"fold"``, ``"head"``),
+        and whether meta-steps are replayed, or why they cannot be."""
+        if self._captures:
+            return f"{self._run.strategy}, captured"
+        refused = self._captures.refused
+        return self._run.strategy + (f", not recorded: {refused}" if refused else "")
+
+    # --- the meta-loss ---------------------------------------------------------------------------
+
+    def forward(self, batch: TaskBatch, generator: torch.Generator | None = None) -> Tensor:
+        """The mean meta-loss of the batch; ``backward()`` leaves the method's meta-gradient.
+
+        One seed is drawn from the generator; task t's noise depends on it and ``keys[t]`` alone. A
+        task that diverges is left out and reported in `diagnostics`; the loss is NaN, with zero
+        gradients, if all do.
+        """
+        if not isinstance(batch, TaskBatch):
+            raise TypeError(f"a TaskBatch is needed, got {type(batch).__name__}")
+        wanted = torch.is_grad_enabled()  # inference_mode(False) would switch it on
+        with training(self.model), torch.inference_mode(False), torch.set_grad_enabled(wanted):
+            if batch.support_x.is_inference():
+                batch = batch.clone()
+            self._run = self.examine(batch)
+            seed = draw_seed(generator)
+            step = self._replayed(batch, seed)
+            if step is None or (self._may_look(batch) and bool(step.left_out.any())):
+                work = partial(self.meta_step, seed=seed)
+                step = SoundStep(work, list(self.parameters()), self._may_look(batch))(batch)
+            kept = replace(step, loss=step.loss.detach(), passes=[], reads=Reads())
+            self._diagnostics = Diagnostics(kept, self.belief.blocks, batch.task_keys)
+            self.add_statistics(step.passes)
+            return step.loss
+
+    def examine(self, batch: TaskBatch) -> Runner:
+        """Check the tasks and the model on them, once for every kind of tasks: shapes and labels,
+        how weight sets run through the network, and, where gradients are wanted, the second
+        derivatives that the gradient rule takes. What is wrong is refused or said. Returns how
+        weight sets run."""
+        self.model.eval()
+        layout = self.layout.for_classes(batch.classes or 0)
+        return self._kinds.runner(
+            self, batch.support_x, batch.support_y, batch.classes, layout,
+            differentiated=torch.is_grad_enabled(),
+        )  # fmt: skip
+
+    def _may_look(self, batch: TaskBatch) -> bool:
+        return isinstance(self.gradient, Unrolled) or batch.support_x.device.type == "cpu"
+
+    def _replayed(self, batch: TaskBatch, seed: int) -> MetaStep | None:
+        """The meta-step by replay, where it was (or can be) recorded."""
+        if self.capture is False or not torch.is_grad_enabled():
+            return None
+        if wants_gradients(batch):
+            return None
+        if self.capture is None and waits(self.solver) and self._run.head is None:
+            return None
+        if not batch.support_x.is_cuda:
+            if self.capture:
+                raise ValueError("capture=True is for a CUDA device: move model and tasks to it")
+            return None
+        choices = (
+            self.belief, self.solver, self.gradient, self.objective, self.samples, self.noise,
+            self.beta, self.diagnose, self.training, self._run,
+        )  # fmt: skip
+        insist = bool(self.capture)
+        return self._captures.step(self, self.meta_step, choices, batch, seed, insist)
+
+    def meta_step(self, batch: TaskBatch, seed: int | Tensor) -> MetaStep:
+        """The meta-loss of every task and their mean, without a look at values; ``seed`` may be the
+        tasks' roots."""
+        support, query = self.problem(batch, seed)
+        rate = self._rate(support.layout)
+        outside = support.meta.outside
+        # every gradient goes through these, so that the whole can be looked at before it is given
+        reads = Reads.of((*support.theta, *outside.values(), *(() if rate is None else (rate,))))
+        inner = iter(reads.inner)
+        theta = tuple(next(inner) for _ in support.theta)
+        outside = {name: next(inner) for name in outside}
+        rate = None if rate is None else next(inner)
+        support, query = support.bind(theta), query.bind(theta)
+        query = replace(query, meta=replace(query.meta, outside=outside))
+        start = self.belief.start(support.meta.prior, len(batch))
+        record = Record()
+        v = self.gradient(support, start, self.solver, record, rate=rate, examine=self.diagnose)
+        watched = self.model if self.training else nn.Module()
+        with watch_moments(watched) as passes:
+            losses = self.objective(v, support, query)
+            if not passes and norm_layers(watched):
+                with torch.no_grad():
+                    support.outputs(v)  # no query pass: the statistics are the support's
+        left_out = ~losses.detach().isfinite()
+        if record.solution is not None:
+            left_out = left_out | record.solution.diverged
+        total = torch.where(left_out, torch.zeros_like(losses), losses).sum()
+        count = (~left_out).sum()
+        loss = torch.where(count > 0, total / count.clamp(min=1), float("nan"))
+        return MetaStep(loss, left_out.clone(), record, passes, reads=reads)
+
+    def problem(self, batch: TaskBatch, seed: int | Tensor) -> tuple[TaskEnergy, TaskEnergy]:
+        """The energies of the support sets (what is solved) and of the query sets (what the
+        objective reads), with the noise that belongs to the seed."""
+        layout = self.layout.for_classes(batch.classes or 0)
+        x, y = batch.support_x, batch.support_y
+        run = self._kinds.runner(self, x, y, batch.classes, layout)
+        support = self._support(x, y, seed, batch.task_keys, layout, run=run)
+        noise = support.noise
+        if self.objective.noise == "fresh":
+            samples = self.objective.samples or self.samples
+            noise = self.draw(seed, batch.task_keys, layout, samples, Stream.META)
+        return support, replace(
+            support, x=batch.query_x, y=batch.query_y, noise=noise, predicts=True
+        )
+
+    def _support(
+        self,
+        x: Tensor,
+        y: Tensor,
+        seed: int | Tensor,
+        keys: tuple[int, ...],
+        layout: Layout,
+        plan: Mapping[str, NormStats] | None = None,
+        *,
+        run: Runner,
+    ) -> TaskEnergy:
+        """The energy of support sets, with the noise of adaptation."""
+        draw = partial(self.draw, seed, keys, layout, self.samples)
+        energy = self.energy(x, y, draw(), layout, plan, run)
+        return replace(energy, redraw=lambda step: draw(step=step + 1))
+
+    def energy(
+        self,
+        x: Tensor,
+        y: Tensor,
+        noise: Tensor,
+        layout: Layout | None = None,
+        plan: Mapping[str, NormStats] | None = None,
+        run: Runner | None = None,
+    ) -> TaskEnergy:
+        """The energy of tasks with support inputs x (T, N, …), targets y and noise (T, S, n), whose
+        weight sets run as ``run`` says, or else as is found out here."""
+        layout = self.layout if layout is None else layout
+        run = self._kinds.settle(self, x, y, layout, plan) if run is None else run
+        plan = self.norm_plan("batch") if plan is None else plan
+        return TaskEnergy(
+            model=self.model,
+            run=run,
+            belief=self.belief,
+            layout=layout,
+            likelihood=self.likelihood,
+            meta=self.theta(layout),
+            constants=self.constants(plan),
+            x=x,
+            y=y,
+            noise=noise,
+            kappa=self.belief.weight(self.beta, x.shape[1]),
+        )
+
+    # --- a new task ------------------------------------------------------------------------------
+
+    def adapt(
+        self,
+        x: Tensor | np.ndarray,
+        y: Tensor | np.ndarray | Sequence[Any],
+        generator: torch.Generator | None = None,
+        *,
+        classes: int | Sequence[Any] | None = None,
+        norm_stats: NormStats | None = None,
+    ) -> Posterior:
+        """The posterior of one task from its support set x (N, …), y (N, …), tensors or arrays; the
+        learner is not changed. Without examples (N = 0) the posterior is the prior.
+
+        With a tied head labels may be anything (text, whole numbers, true and false): they come
+        back as they went in, and ``posterior.classes`` names the columns of probabilities. Else
+        they are 0 … W−1, the head's rows.
+
+        Args:
+            generator: where the noise's seed comes from; without one it is always the same.
+            classes: for a tied head, the names of the classes in the order of the columns, or their
+                number (labels are then 0 … number − 1); those that occur, sorted, unless given.
+            norm_stats: batch norm's statistics: ``"batch"``, ``"support"`` or ``"running"``. The
+                default is ``"running"`` for shared layers and ``"support"`` for adapted ones.
+        """
+        task = support_set(
+            x,
+            y,
+            classes,
+            dtype=self.reference.dtype,
+            any_labels=bool(self.layout.rows),
+            likelihood=self.likelihood,
+        )
+        seed = 0 if generator is None else draw_seed(generator)
+        found = self._adapt(
+            task.x[None],
+            task.y[None],
+            seed,
+            (0,),
+            len(task.classes) if task.classes else None,
+            norm_stats,
+        )
+        if found.solution is not None and bool(found.solution.diverged.any()):
+            warnings.warn(
+                "adapt: the solver diverged, so the posterior is the prior; lower lr, or raise "
+                "init_log_var",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return Posterior(found, task.classes)
+
+    def adapt_all(
+        self, batch: TaskBatch, *, seed: int = 0, norm_stats: NormStats | None = None
+    ) -> Posteriors:
+        """The posteriors of all tasks of the batch from their support sets, solved together. Task
+        t's noise depends on ``seed`` and ``batch.keys[t]`` alone. A task that diverged has the
+        prior as its posterior, and ``solution.diverged`` says so."""
+        x, y = batch.support_x, batch.support_y
+        return self._adapt(x, y, seed, batch.task_keys, batch.classes, norm_stats)
+
+    def _adapt(
+        self,
+        x: Tensor,
+        y: Tensor,
+        seed: int,
+        keys: tuple[int, ...],
+        classes: int | None,
+        norm_stats: NormStats | None,
+    ) -> Posteriors:
+        with torch.inference_mode(False), torch.no_grad():
+            self.model.eval()
+            plan = self.norm_plan(norm_stats)
+            watched = self.watched()
+            x, y = x.clone(), y.clone()
+            top = None if y.is_floating_point() or y.shape[1] == 0 else int(y.max()) + 1
+            if self.layout.rows and classes is None:
+                if top is None:
+                    raise ValueError(
+                        "a tied head needs to know the number of classes: give labels, or classes="
+                    )
+                classes = top
+            layout = self.layout.for_classes(classes or 0)
+            solution: Solution | None = None
+            if x.shape[1]:
+                run = self._kinds.runner(self, x, y, top, layout, plan)
+                energy = self._support(x, y, seed, keys, layout, plan, run=run)
+                start = self.belief.start(energy.meta.prior, len(x))
+                solution = self.solver.solve(
+                    detached(energy), start, rate=self._rate(layout), examine=self.diagnose
+                )
+                v = solution.value
+            else:  # no examples: nothing to solve, and no support statistics
+                plan = {n: "running" if k == "support" else k for n, k in plan.items()}
+                x, y = (t.new_zeros((len(t), 1, *t.shape[2:])) for t in (x, y))
+                run = self._run.plain()  # nothing to try a faster way on
+                energy = self._support(x, y, seed, keys, layout, plan, run=run)
+                v = self.belief.start(energy.meta.prior, len(x))
+            v = v.detach().clone()
+            return Posteriors(energy, v, plan, seed, keys, self.noise, watched, solution, self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the learner to a file, complete: weights, choices, how inputs are prepared.
+        `ibaml.load` reads it; nothing in it executes."""
+        from ibaml.artefact import save_learner
+
+        return save_learner(self, path)
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def draw(
+        self,
+        seed: int | Tensor,
+        keys: tuple[int, ...],
+        layout: Layout,
+        samples: int,
+        stream: Stream = Stream.ADAPT,
+        step: int = 0,
+    ) -> Tensor:
+        """The noise of tasks of these keys, (T, samples, n)."""
+        like = self.reference
+        if not self.belief.stochastic:
+            return like.new_zeros((len(keys), 1, 0))
+        return draw_noise(
+            seed,
+            keys,
+            stream,
+            samples,
+            layout.size,
+            self.noise,
+            step=step,
+            device=like.device,
+            dtype=like.dtype,
+        )
+
+    def _rate(self, layout: Layout) -> Tensor | None:
+        """The learned step sizes, where the solver reads them."""
+        return self.rate(layout) if getattr(self.solver, "learn_lr", False) else None
+
+    def extra_repr(self) -> str:
+        counts = ", ".join(
+            f"{len(getattr(self.roles, r))} {r}" for r in ("adapted", "shared", "frozen")
+        )
+        return f"{self.belief}\n{self.solver}\n{self.gradient}\n{self.objective}\nweights: {counts}"

@@ -1,0 +1,224 @@
+"""What does a learner hold, and which of it is learned?
+
+The model's own parameters are the prior means (or shared weights); beside them stand the prior's
+log-variances, the rows of a tied head's prior, and learned step sizes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ibaml.energy import Likelihood, Theta
+from ibaml.execution import (
+    Moments,
+    NormStats,
+    Plan,
+    Statistics,
+    held,
+    norm_buffers,
+    plan_norms,
+    training,
+)
+from ibaml.solve import Descent, Solver, resolve_rate
+from ibaml.weights import Belief, DiagonalGaussian, Layout, Roles
+
+
+def _key(name: str) -> str:
+    """A parameter's name as a key of an `nn.ParameterDict`, where a dot, or the name of one of its
+    methods, may not stand."""
+    key = name.replace(".", "/")
+    return f"{key}/" if hasattr(nn.ParameterDict, key) else key
+
+
+class LearnerState(nn.Module):
+    """The tensors of a learner: moved, saved, copied and iterated over as those of any module."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        belief: Belief,
+        roles: Roles,
+        solver: Solver,
+        *,
+        tie_head: bool,
+        init_log_var: float,
+    ) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+        self.model = model
+        self.belief = belief
+        self.roles = roles
+        self._statistics: Statistics | None = None  # being gathered
+        parameters = dict(model.named_parameters())
+        rows = frozenset(roles.head if tie_head else ())
+        self.layout = Layout(
+            names=roles.adapted,
+            shapes=tuple(tuple(parameters[n].shape) for n in roles.adapted),
+            rows=rows,
+        )
+        # the rows of a tied prior are its own: the model's head is a placeholder for its shape
+        self.tied_mean = nn.ParameterDict(
+            {
+                _key(n): nn.Parameter(parameters[n].detach().mean(0, keepdim=True))
+                for n in roles.adapted
+                if n in rows
+            }
+        )
+        self.log_var = nn.ParameterDict()
+        if isinstance(belief, DiagonalGaussian):
+            for n in roles.adapted:
+                like = self.tied_mean[_key(n)] if n in rows else parameters[n].detach()
+                self.log_var[_key(n)] = nn.Parameter(torch.full_like(like, init_log_var))
+        reference = parameters[roles.adapted[0]]
+        self.log_lr = nn.ParameterDict()
+        if isinstance(solver, Descent) and solver.learn_lr:
+            slots = self.layout.slots(belief.blocks)
+            rate = resolve_rate(solver.lr, slots, reference.new_zeros(1, slots[-1][2]))
+            for name, begin, _ in slots:
+                value = float(rate[begin]) if isinstance(rate, Tensor) else rate
+                self.log_lr[_key(name)] = nn.Parameter(reference.new_tensor(math.log(value)))
+        self._not_learned = frozenset({*roles.frozen, *rows})
+        # what DistributedDataParallel must not wait for
+        self._ddp_params_and_buffers_to_ignore = [f"model.{n}" for n in self._not_learned]
+        likelihood.to(device=reference.device, dtype=reference.dtype)
+        self.train(model.training)
+
+    # --- as a module -----------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode concerns the learner (running statistics); the model stays in evaluation
+        mode."""
+        with self._held():
+            super().train(mode)
+            self.model.eval()
+        return self
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Exactly the meta-parameters: what is frozen is part of the state, but not of these."""
+        dot = "." if prefix else ""
+        hidden = {f"{prefix}{dot}model.{n}" for n in self._not_learned}
+        with self._held():
+            found = list(super().named_parameters(prefix, recurse, remove_duplicate))
+        for name, parameter in found:
+            if name not in hidden:
+                yield name, parameter
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._held():
+            return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._held():
+            return super().load_state_dict(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = memo[id(self)] = type(self).__new__(type(self))
+        with self._held():
+            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
+
+    def _held(self) -> AbstractContextManager[Any]:
+        """Inside, no other thread runs the network: its tensors are the learner's."""
+        return held(self.model, self.likelihood)
+
+    # --- what is read ----------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The model's parameters by name."""
+        with held(self.model):
+            return dict(self.model.named_parameters())
+
+    @property
+    def reference(self) -> Tensor:
+        """A tensor of the learner's device and dtype."""
+        return self.weights()[self.roles.adapted[0]]
+
+    def theta(self, layout: Layout | None = None) -> Theta:
+        """Everything meta-learned that the energy depends on, the prior as flat vectors."""
+        layout = self.layout if layout is None else layout
+        parameters = self.weights()
+        means = {
+            n: self.tied_mean[_key(n)] if n in layout.rows else parameters[n] for n in layout.names
+        }
+        prior = [layout.join(means)]
+        if len(self.log_var):
+            prior.append(layout.join({n: self.log_var[_key(n)] for n in layout.names}))
+        with held(self.likelihood):
+            outside = self.likelihood.outside()
+            inside = {n: p for n, p in self.likelihood.named_parameters() if n not in outside}
+        return Theta(
+            prior=tuple(prior),
+            shared={n: parameters[n] for n in self.roles.shared},
+            likelihood=inside,
+            outside=outside,
+        )
+
+    def constants(self, plan: Mapping[str, NormStats]) -> dict[str, Tensor | None]:
+        """What the network reads and nobody learns: frozen weights, and buffers as the plan of
+        batch norm's statistics says."""
+        parameters = self.weights()
+        found: dict[str, Tensor | None] = {n: parameters[n].detach() for n in self.roles.frozen}
+        with held(self.model):
+            found.update((n, b.clone()) for n, b in self.model.named_buffers())
+            found.update(norm_buffers(self.model, plan))
+        return found
+
+    def rate(self, layout: Layout) -> Tensor | None:
+        """The learned step sizes as a vector, where there are any."""
+        if not len(self.log_lr):
+            return None
+        rates = [
+            self.log_lr[_key(name)].exp().expand(end - begin)
+            for name, begin, end in layout.slots(self.belief.blocks)
+        ]
+        return torch.cat(rates)
+
+    def watched(self) -> tuple[tuple[Tensor, int], ...]:
+        """What predictions of a posterior read besides it: tensors that training changes, each with
+        its version now."""
+        with self._held():
+            parameters = dict(self.model.named_parameters())
+            constant = [parameters[n] for n in (*self.roles.shared, *self.roles.frozen)]
+            read = (*constant, *self.likelihood.parameters(), *self.likelihood.buffers())
+            return tuple((t, t._version) for t in read)
+
+    # --- batch norm's statistics -----------------------------------------------------------------
+
+    def norm_plan(self, norm_stats: NormStats | None) -> Plan:
+        """Which statistics every batch-norm layer uses; frozen layers always their running ones."""
+        roles = self.roles
+        with held(self.model):
+            return plan_norms(self.model, norm_stats, roles.adapted, roles.shared, roles.frozen)
+
+    @contextmanager
+    def one_meta_step(self) -> Iterator[Statistics]:
+        """Count all calls inside as one meta-step: batch norm's running statistics move once, at
+        the end, over the tasks of all of them. Yields the sums, to be added up over processes
+        before the end."""
+        with training(self.model):
+            with self._held():
+                self._statistics = Statistics(self.model, self.norm_plan("batch"))
+            try:
+                yield self._statistics
+                with self._held():
+                    self._statistics.apply()
+            finally:
+                self._statistics = None
+
+    def add_statistics(self, passes: list[Moments]) -> None:
+        """What batch norm saw counts for the meta-step that is going on, or is one by itself."""
+        if self._statistics is not None:
+            self._statistics.add(passes)
+        elif passes:
+            with self.one_meta_step() as statistics:
+                statistics.add(passes)
