@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ibaml.energy import TaskEnergy
 from ibaml.execution import Moments
 from ibaml.gradient import Record
 from ibaml.linalg import LinearSolution, Reason
+from ibaml.tasks import TaskBatch
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,19 @@ class Reads:
     inner: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> Reads:
-        return cls(tuple(tensors), tuple(t.view_as(t) for t in tensors))
+    def through(
+        cls, support: TaskEnergy, query: TaskEnergy, rate: Tensor | None
+    ) -> tuple[Reads, TaskEnergy, TaskEnergy, Tensor | None]:
+        """Both energies and the step sizes, reading views of all that they depend on."""
+        outside = support.meta.outside
+        outer = (*support.theta, *outside.values(), *(() if rate is None else (rate,)))
+        reads = cls(outer, tuple(t.view_as(t) for t in outer))
+        inner = iter(reads.inner)
+        theta = tuple(next(inner) for _ in support.theta)
+        outside = {name: next(inner) for name in outside}
+        query = query.bind(theta)
+        query = replace(query, meta=replace(query.meta, outside=outside))
+        return reads, support.bind(theta), query, None if rate is None else next(inner)
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,17 @@ class MetaStep:
     passes: list[Moments]
     rebuilt: tuple[Record, Tensor] | None = None  # of a second pass, and which tasks took part
     reads: Reads = field(default_factory=Reads)
+
+    @classmethod
+    def of(cls, losses: Tensor, record: Record, passes: list[Moments], reads: Reads) -> MetaStep:
+        """The mean of the tasks' losses (T,), without those that diverged or are not finite."""
+        left_out = ~losses.detach().isfinite()
+        if record.solution is not None:
+            left_out = left_out | record.solution.diverged
+        total = torch.where(left_out, torch.zeros_like(losses), losses).sum()
+        count = (~left_out).sum()
+        loss = torch.where(count > 0, total / count.clamp(min=1), float("nan"))
+        return cls(loss, left_out.clone(), record, passes, reads=reads)
 
     @property
     def linear(self) -> LinearSolution | None:
@@ -230,3 +254,9 @@ def reaches_outside(loss: Tensor, leaves: list[Tensor]) -> bool:
             return True
         nodes += [following for following, _ in node.next_functions]
     return False
+
+
+def wants_gradients(batch: TaskBatch) -> bool:
+    """Whether somebody wants gradients of the tasks themselves."""
+    tensors = (batch.support_x, batch.support_y, batch.query_x, batch.query_y)
+    return any(t.requires_grad for t in tensors)

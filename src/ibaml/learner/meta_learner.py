@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ibaml.capture import Captures, waits
+from ibaml.capture import Captures, replayed
 from ibaml.checks import check_model, check_options
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import (
@@ -39,7 +39,7 @@ from ibaml.execution import (
 from ibaml.gradient import GradientRule, Record, Unrolled
 from ibaml.learner.choices import FIXED, default_objective, fixed, replaced
 from ibaml.learner.kinds import Kinds
-from ibaml.learner.sound import SoundStep, wants_gradients
+from ibaml.learner.sound import SoundStep
 from ibaml.learner.state import LearnerState
 from ibaml.learner.support import support_set
 from ibaml.metastep import MetaStep, Reads
@@ -202,7 +202,7 @@ class MetaLearner(LearnerState):
                 batch = batch.clone()
             self._run = self.examine(batch)
             seed = draw_seed(generator)
-            step = self._replayed(batch, seed)
+            step = replayed(self, self.meta_step, self._captures, batch, seed, self._run)
             if step is None or (self._may_look(batch) and bool(step.left_out.any())):
                 work = partial(self.meta_step, seed=seed)
                 step = SoundStep(work, list(self.parameters()), self._may_look(batch))(batch)
@@ -226,39 +226,11 @@ class MetaLearner(LearnerState):
     def _may_look(self, batch: TaskBatch) -> bool:
         return isinstance(self.gradient, Unrolled) or batch.support_x.device.type == "cpu"
 
-    def _replayed(self, batch: TaskBatch, seed: int) -> MetaStep | None:
-        """The meta-step by replay, where it was (or can be) recorded."""
-        if self.capture is False or not torch.is_grad_enabled():
-            return None
-        if wants_gradients(batch):
-            return None
-        if self.capture is None and waits(self.solver) and self._run.head is None:
-            return None
-        if not batch.support_x.is_cuda:
-            if self.capture:
-                raise ValueError("capture=True is for a CUDA device: move model and tasks to it")
-            return None
-        choices = (
-            self.belief, self.solver, self.gradient, self.objective, self.samples, self.noise,
-            self.beta, self.diagnose, self.training, self._run,
-        )  # fmt: skip
-        insist = bool(self.capture)
-        return self._captures.step(self, self.meta_step, choices, batch, seed, insist)
-
     def meta_step(self, batch: TaskBatch, seed: int | Tensor) -> MetaStep:
         """The meta-loss of every task and their mean, without a look at values; ``seed`` may be the
         tasks' roots."""
         support, query = self.problem(batch, seed)
-        rate = self._rate(support.layout)
-        outside = support.meta.outside
-        # every gradient goes through these, so that the whole can be looked at before it is given
-        reads = Reads.of((*support.theta, *outside.values(), *(() if rate is None else (rate,))))
-        inner = iter(reads.inner)
-        theta = tuple(next(inner) for _ in support.theta)
-        outside = {name: next(inner) for name in outside}
-        rate = None if rate is None else next(inner)
-        support, query = support.bind(theta), query.bind(theta)
-        query = replace(query, meta=replace(query.meta, outside=outside))
+        reads, support, query, rate = Reads.through(support, query, self._rate(support.layout))
         start = self.belief.start(support.meta.prior, len(batch))
         record = Record()
         v = self.gradient(support, start, self.solver, record, rate=rate, examine=self.diagnose)
@@ -268,13 +240,7 @@ class MetaLearner(LearnerState):
             if not passes and norm_layers(watched):
                 with torch.no_grad():
                     support.outputs(v)  # no query pass: the statistics are the support's
-        left_out = ~losses.detach().isfinite()
-        if record.solution is not None:
-            left_out = left_out | record.solution.diverged
-        total = torch.where(left_out, torch.zeros_like(losses), losses).sum()
-        count = (~left_out).sum()
-        loss = torch.where(count > 0, total / count.clamp(min=1), float("nan"))
-        return MetaStep(loss, left_out.clone(), record, passes, reads=reads)
+        return MetaStep.of(losses, record, passes, reads)
 
     def problem(self, batch: TaskBatch, seed: int | Tensor) -> tuple[TaskEnergy, TaskEnergy]:
         """The energies of the support sets (what is solved) and of the query sets (what the

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ibaml.metastep import MetaStep, Repair, guarded, reaches_outside
+from ibaml.metastep import MetaStep, Repair, guarded, reaches_outside, wants_gradients
 from ibaml.tasks import TaskBatch
 
 
@@ -64,9 +64,3 @@ class SoundStep:
             return self.work(batch.select([task]))
 
         return guarded(step, Repair(len(batch), alone, without))
-
-
-def wants_gradients(batch: TaskBatch) -> bool:
-    """Whether somebody wants gradients of the tasks themselves."""
-    tensors = (batch.support_x, batch.support_y, batch.query_x, batch.query_y)
-    return any(t.requires_grad for t in tensors)
