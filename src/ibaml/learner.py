@@ -17,12 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.capture import Captures, waits
-from ibaml.checks import (
-    check_model,
-    check_options,
-    check_tasks,
-    settle,
-)
+from ibaml.checks import check_model, check_options, check_tasks
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import (
     Likelihood,
@@ -36,13 +31,13 @@ from ibaml.energy import (
     draw_noise,
 )
 from ibaml.execution import (
+    Execution,
     Moments,
     NormStats,
     Plan,
     Precision,
     Runner,
     Statistics,
-    Strategy,
     choose,
     held,
     norm_buffers,
@@ -60,6 +55,7 @@ from ibaml.second_derivatives import check_second_derivatives
 from ibaml.seeding import draw_seed
 from ibaml.solve import Descent, Solution, Solver, resolve_rate
 from ibaml.tasks import Inputs, TaskBatch
+from ibaml.trial import settle
 from ibaml.weights import Belief, DiagonalGaussian, Layout, Selection, assign_roles
 
 # what may be chosen anew around the same weights (`MetaLearner.replace`), and what the weights
@@ -139,7 +135,7 @@ class MetaLearner(nn.Module):
         noise: NoiseKind = "independent",
         beta: float = 1.0,
         init_log_var: float = -6.0,
-        execution: Strategy = "auto",
+        execution: Execution = "auto",
         precision: Precision = "full",
         capture: bool | None = None,
         diagnose: bool = True,
@@ -165,7 +161,7 @@ class MetaLearner(nn.Module):
         self.noise: NoiseKind = noise
         self.beta = beta
         self.diagnose = diagnose
-        self.execution: Strategy = execution
+        self.execution: Execution = execution
         self.precision: Precision = precision
         self.capture = capture
         # how the last training call ran; what a call does is decided anew by every one
