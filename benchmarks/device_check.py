@@ -172,7 +172,7 @@ def _running(learner: ibaml.MetaLearner) -> list[torch.Tensor]:
 
 def check_kernels() -> None:
     """Our Triton kernels against plain operations, float32 (TF32 off) and bfloat16."""
-    from ibaml.execution.block import _Plain, norm_relu_pool
+    from ibaml.execution.block import Plain, norm_relu_pool
     from ibaml.execution.thin import plain_thin, thin
 
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -189,7 +189,7 @@ def check_kernels() -> None:
                 ways = []
                 for plain in (False, True):
                     with (
-                        patch("ibaml.execution.block._passes", lambda _: _Plain)
+                        patch("ibaml.execution.block.passes_for", lambda _: Plain)
                         if plain
                         else (nullcontext())
                     ):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ibaml.execution.block import OFF, Kept, _Plain, norm_relu_pool
+from ibaml.execution.block import OFF, Kept, Plain, norm_relu_pool
 from ibaml.execution.thin import plain_thin, thin
 from ibaml.execution.wanted import wanted
 from oracles import gradients, relative
@@ -172,30 +172,30 @@ def test_the_blocks_kernels_are_the_plain_passes(shape, dtype):
 
     x = (5 + 3 * draw(*shape)).to(dtype)
     w, b, q, r, k = (draw(channels) for _ in range(5))
-    mean, s = _Plain.statistics(x.float(), 1e-5)
+    mean, s = Plain.statistics(x.float(), 1e-5)
     near(Kernels.statistics(x, 1e-5), (mean, s))
     y, place, chosen = Kernels.choose(x, w, b, mean, s)
-    pooled, expected_place, expected = _Plain.choose(x.float(), w, b, mean, s)
+    pooled, expected_place, expected = Plain.choose(x.float(), w, b, mean, s)
     near((y, chosen), (pooled, expected))
     assert torch.equal(place, expected_place)
     assert 0 < (place == OFF).float().mean() < 1
     kept = Kept(x, w, mean, s, place, chosen)
     wide = Kept(x.float(), w, mean, s, place, chosen.float())
     g, p = draw(*y.shape).to(dtype), draw(*shape).to(dtype)
-    sums = _Plain.pooled_sums(g.float(), wide)
+    sums = Plain.pooled_sums(g.float(), wide)
     near(Kernels.pooled_sums(g, kept), sums)
-    near([Kernels.first(g, kept, *sums)], [_Plain.first(g.float(), wide, *sums)])
-    *full, there = _Plain.full_sums(p.float(), g.float(), wide)
+    near([Kernels.first(g, kept, *sums)], [Plain.first(g.float(), wide, *sums)])
+    *full, there = Plain.full_sums(p.float(), g.float(), wide)
     *found, found_there = Kernels.full_sums(p, g, kept)
     near(found, full)
     on = place < OFF
     assert torch.equal(found_there[on].float(), there[on])
     near(
         [Kernels.to_pooled(there.to(dtype), kept, full[0], full[1], q, r)],
-        [_Plain.to_pooled(there, wide, full[0], full[1], q, r)],
+        [Plain.to_pooled(there, wide, full[0], full[1], q, r)],
     )
     rest = (*sums, full[0], full[1], k, q)
-    near([Kernels.second(p, g, kept, *rest)], [_Plain.second(p.float(), g.float(), wide, *rest)])
+    near([Kernels.second(p, g, kept, *rest)], [Plain.second(p.float(), g.float(), wide, *rest)])
 
 
 @linux

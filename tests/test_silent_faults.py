@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 import ibaml
-from ibaml.execution import single
+from ibaml.execution.single import Single
 from oracles import F64, generator, gradients, relative
 from problems import class_batch, conv_model, mlp_model, plain_learner
 
@@ -82,8 +82,7 @@ def test_an_exception_in_a_fast_strategy_is_said_once_with_its_reason(monkeypatc
     def broken(*_: object, **__: object) -> None:
         raise NotImplementedError("no kernel for this machine")
 
-    monkeypatch.setattr(single, "run_one", broken)
-    monkeypatch.setitem(__import__("ibaml.execution").execution._WHOLE, "single", broken)
+    monkeypatch.setattr(Single, "run", broken)
     batch = class_batch((1, 40, 40), ways=2)
     net = nn.Sequential(nn.Conv2d(1, 2, 3, stride=8), nn.Tanh(), nn.Flatten(), nn.Linear(50, 2))
     learner = plain_learner("maml", net.to(F64))

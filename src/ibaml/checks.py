@@ -11,14 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.energy import NOISE_KINDS, Likelihood, TaskEnergy
-from ibaml.execution import Runner, Strategy, Unfoldable
 from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
 from ibaml.objectives import Abml, Objective, TowardsSolution
-from ibaml.second_derivatives import in_double
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver, check_count
 from ibaml.weights import Belief, DiagonalGaussian, Roles, head_module
 
-_ROUNDING = 10.0  # times the loop's own error is no difference
 _LOG_VAR_LIMIT = 80.0  # exp(±88) leaves float32
 
 
@@ -114,105 +111,6 @@ def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head
                     f"tie_head: the last linear layer ({name}) shares a weight with {other}, whose "
                     "rows are no classes; untie them"
                 )
-
-
-def settle(
-    energy: TaskEnergy, start: Tensor, chosen: Runner, execution: Strategy
-) -> tuple[Runner, str]:
-    """The fastest way to run weight sets that is seen to give the loop's outputs: what was chosen,
-    or else less of it; what was asked for by name is refused where it does not. With it a sentence
-    on what was set aside and why, empty where nothing was."""
-    plain = chosen.plain()
-    set_aside = ""
-    for way in (chosen, replace(chosen, whole="loop", precision=None), plain):
-        if way == plain and execution in ("auto", "loop"):
-            return way, set_aside
-        reason = "its outputs or derivatives differ from the loop's"
-        try:
-            if agrees_with_loop(replace(energy, run=way), start):
-                return way, set_aside
-        except Unfoldable as error:
-            reason = f"there is no rule for {error}"
-        except Exception as error:  # the loop ran, so it is the way's
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-        set_aside = set_aside or f"{way.strategy}: {reason}"
-        if execution != "auto":
-            break
-    raise ValueError(
-        f'execution="{execution}" is not right for this model ({reason}): use execution="auto"'
-    )
-
-
-def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
-    """Whether the energy's way to run the network gives what the loop gives, away from the
-    network's own weights: outputs, and one derivative of them in every weight. A forward that reads
-    the head's weights in passing, mixes channels that a fold keeps apart, or has a derivative of
-    its own is found out here."""
-    wave = torch.arange(v.shape[-1], device=v.device, dtype=v.dtype).sin()
-    away = v + wave * 0.1
-    loop = replace(energy, run=energy.run.plain())
-    try:
-        outputs, slopes = _seen(loop, away)
-    except Exception:
-        return True  # a model that does not run at all is check_tasks' to explain
-    found, found_slopes = _seen(energy, away)
-    if found.shape != outputs.shape:
-        return False
-    if not outputs.numel():
-        return True
-    # a device's convolutions may round to 10 bits, bfloat16 to 8, and derivatives amplify that
-    if energy.run.precision is not None:
-        share, sloped = 0.1, 0.5
-    elif v.dtype == torch.float64:
-        share, sloped = 1e-3, 1e-5
-    else:
-        share, sloped = (2e-2, 0.3) if v.is_cuda else (1e-3, 3e-2)
-    scale = share * (outputs.abs().amax().nan_to_num() + 1e-6)
-    near = ((found - outputs).abs() <= scale).logical_or(outputs.isnan())
-    if not bool(near.all()):
-        return False
-    most = max((float(g.norm()) for g in slopes), default=0.0)
-    if not math.isfinite(most):
-        return True
-    # of a derivative that is zero (a bias before batch norm) the loop has its rounding alone
-    rounding = _rounding(loop, away, outputs, slopes, scale)
-    return all(
-        float((a - b).norm()) <= sloped * (float(b.norm()) + 1e-3 * most) + _ROUNDING * error
-        for a, b, error in zip(found_slopes, slopes, rounding, strict=True)
-    )
-
-
-def _rounding(
-    energy: TaskEnergy, v: Tensor, outputs: Tensor, slopes: list[Tensor], scale: Tensor
-) -> list[float]:
-    """How far derivatives are from those in double precision; 0 where the model does not take it,
-    or is another function there."""
-    nothing = [0.0] * len(slopes)
-    double = in_double(energy)
-    if double is None:
-        return nothing
-    try:
-        same, exact = _seen(double, v.double())
-    except Exception:
-        return nothing
-    if same.shape != outputs.shape or not bool(((same - outputs).abs() <= scale).all()):
-        return nothing
-    return [float((a - b).norm()) for a, b in zip(slopes, exact, strict=True)]
-
-
-def _seen(energy: TaskEnergy, v: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The outputs, and a derivative of them in every slot of v and tensor of θ."""
-    with torch.enable_grad():
-        v = v.detach().requires_grad_()
-        theta = [t.detach().requires_grad_() for t in energy.theta]
-        outputs = energy.bind(tuple(theta)).outputs(v)
-        wave = torch.arange(outputs.numel(), device=v.device, dtype=outputs.dtype).cos()
-        wanted = (v, *theta)
-        if not outputs.requires_grad:
-            return outputs, [torch.zeros_like(t) for t in wanted]
-        found = torch.autograd.grad(outputs, wanted, wave.view_as(outputs), allow_unused=True)
-    slopes = [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
-    return outputs.detach(), [*(slopes[0][:, a:b] for _, a, b in energy.slots), *slopes[1:]]
 
 
 @torch.no_grad()

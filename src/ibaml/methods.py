@@ -24,7 +24,7 @@ from torch import nn
 
 from ibaml.curvature import Block, Curvature, Kind
 from ibaml.energy import Gaussian, NllFunction, NoiseKind
-from ibaml.execution import Precision, Strategy
+from ibaml.execution import Execution, Precision
 from ibaml.gradient import FirstOrder, GradientRule, Implicit, Reptile, Unrolled
 from ibaml.learner import MetaLearner
 from ibaml.linalg import ConjugateGradient
@@ -67,7 +67,7 @@ class Options(TypedDict, total=False):
     objective: Objective
     likelihood: NllFunction | None
     data: Dataset | TaskSource
-    execution: Strategy
+    execution: Execution
     precision: Precision
     capture: bool | None
     diagnose: bool

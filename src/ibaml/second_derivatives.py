@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ibaml.curvature import Curvature
-from ibaml.energy import TaskEnergy
+from ibaml.energy import TaskEnergy, in_double
 from ibaml.gradient import GradientRule, Implicit, Unrolled
 
 _SECOND = 0.02  # relative error of a product beyond which it is no rounding
@@ -149,21 +149,3 @@ def _gauss_newton_quotient(energy: TaskEnergy, v: Tensor, u: Tensor, step: float
 
 def _or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]
-
-
-def in_double(energy: TaskEnergy) -> TaskEnergy | None:
-    """The energy in double precision; None where there is none of it (complex weights)."""
-    tensors = [*energy.theta, *energy.constants.values()]
-    if any(t is not None and t.is_complex() for t in tensors):
-        return None
-    floating = {
-        n: t for n, t in energy.constants.items() if t is not None and t.is_floating_point()
-    }
-    return replace(
-        energy,
-        x=energy.x.double() if energy.x.is_floating_point() else energy.x,
-        y=energy.y.double() if energy.y.is_floating_point() else energy.y,
-        noise=energy.noise.double(),
-        constants={**energy.constants, **{n: t.double() for n, t in floating.items()}},
-        run=replace(energy.run, precision=None),
-    ).bind(tuple(t.double() for t in energy.theta))

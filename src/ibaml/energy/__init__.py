@@ -1,6 +1,7 @@
 """What a task minimises: the energy E(v, θ), its likelihood and its noise."""
 
 from ibaml.energy.base import Energy, detached
+from ibaml.energy.double import in_double
 from ibaml.energy.likelihood import (
     ByTarget,
     Categorical,
@@ -32,5 +33,6 @@ __all__ = [
     "as_likelihood",
     "detached",
     "draw_noise",
+    "in_double",
     "task_roots",
 ]

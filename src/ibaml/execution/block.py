@@ -62,7 +62,7 @@ class _Block(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        passes = _passes(x)
+        passes = passes_for(x)
         mean, s = passes.statistics(x, eps)
         y, place, chosen = passes.choose(x, weight, bias, mean, s)
         ctx.save_for_backward(*Kept(x, weight, mean, s, place, chosen))
@@ -79,7 +79,7 @@ class _Block(torch.autograd.Function):
 
 def _backward(g: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
     """(∂x, ∂w, ∂b)"""
-    passes = _passes(kept.x)
+    passes = passes_for(kept.x)
     sum_g, sum_gx = passes.pooled_sums(g, kept)
     return passes.first(g, kept, sum_g, sum_gx), sum_gx, sum_g
 
@@ -105,7 +105,7 @@ class _Back(torch.autograd.Function):
         zero = torch.zeros_like(sum_g)
         q, r = (zero if t is None else t.contiguous() for t in (q, r))
         p = torch.zeros_like(kept.x) if p is None else p.contiguous()
-        passes = _passes(kept.x)
+        passes = passes_for(kept.x)
         sum_p, sum_px, sum_pg, there = passes.full_sums(p, g, kept)
         to_g = passes.to_pooled(there, kept, sum_p, sum_px, q, r) if need_g else None
         to_x = to_w = None
@@ -118,7 +118,7 @@ class _Back(torch.autograd.Function):
         return to_g, to_x, to_w, None, None, None, None
 
 
-class _Plain:
+class Plain:
     """The passes in plain operations."""
 
     @staticmethod
@@ -199,12 +199,12 @@ class _Plain:
         return (_wide(q, x) * s * back - w * s * s * inner).to(x.dtype)
 
 
-def _passes(x: Tensor) -> Any:
+def passes_for(x: Tensor) -> Any:
     if is_native(x):
         from ibaml.execution.block_kernels import Kernels
 
         return Kernels
-    return _Plain
+    return Plain
 
 
 def _wide(channel: Tensor, like: Tensor) -> Tensor:

@@ -247,7 +247,7 @@ def _second(
 
 
 class Kernels:
-    """The passes on an accelerator; see `block._Plain` for what each computes."""
+    """The passes on an accelerator; see `block.Plain` for what each computes."""
 
     @staticmethod
     def statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

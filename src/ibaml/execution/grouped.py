@@ -47,7 +47,7 @@ def _forward(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
     none = [0] * len(s.stride)
     with _fastest() if x.is_cuda else nullcontext():
         if x.is_cuda and _turns(x, weight, s):
-            return _turned(x, weight, s)
+            return convolve_turned(x, weight, s)
         return torch.ops.aten.convolution(
             x, weight, None, s.stride, s.padding, s.dilation, False, none, s.groups
         )
@@ -61,7 +61,7 @@ def _turns(x: Tensor, weight: Tensor, s: Shape) -> bool:
     return s.groups > 1 and weight.shape[1] >= 8 and plain and room and x.dtype == torch.float32
 
 
-def _turned(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
+def convolve_turned(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
     """conv(x, w) as the transposed convolution with w turned round."""
     rank = len(s.stride)
     kernel = weight.shape[2:]

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ibaml.execution.call import call
-from ibaml.execution.fold import folded_tasks, now, part_tasks, run_mode
-from ibaml.execution.single import run_one
+from ibaml.execution.deferred import now
+from ibaml.execution.strategy import Strategy
 
 
 def find_head(model: nn.Module, adapted: Sequence[str]) -> str | None:
@@ -33,23 +32,22 @@ def find_head(model: nn.Module, adapted: Sequence[str]) -> str | None:
     return None if any(id(p) in own for p in others) else owner
 
 
+class _NotTheHead(Exception):
+    """The network is not features followed by this head."""
+
+
 def run_features(
     model: nn.Module,
     head: str,
+    before: Strategy,
     constants: Mapping[str, Tensor | None],
     x: Tensor,
-    whole: str,
-    precision: torch.dtype | None = None,
-    tied: bool = True,
 ) -> Tensor | None:
     """What the head reads, (T, N, …), for the tasks' inputs x (T, N, …); None where the network is
     not features followed by this head.
 
     Args:
-        whole: how the layers before the head run: ``"loop"`` or ``"single"``, one task after
-            another; ``"vmap"``, all tasks in one pass, for layers that treat every example by
-            itself; ``"fold"``, tasks folded into channels.
-        precision: of folds.
+        before: how the layers before the head run.
     """
     seen: list[tuple[Tensor, Tensor, tuple[int, int]]] = []
 
@@ -58,33 +56,26 @@ def run_features(
             features = now(inputs[0])
             seen.append((features, output, (features._version, output._version)))
 
-    found = []
+    def read(returned: Tensor) -> Tensor:
+        """What the head read in the call of the network that returned this."""
+        calls = seen.copy()
+        seen.clear()
+        if len(calls) != 1:
+            raise _NotTheHead
+        features, output, versions = calls[0]
+        if output is not returned:
+            raise _NotTheHead
+        if (features._version, output._version) != versions:  # changed in place afterwards
+            raise _NotTheHead
+        return features
+
     handle = model.get_submodule(head).register_forward_hook(watch)
     try:
-        one_by_one = whole in ("loop", "single")
-        for part in x if one_by_one else [x]:
-            seen.clear()
-            if whole == "single":
-                output = run_one(model, constants, part, tied)
-            elif whole == "fold":
-                part = part if precision is None else part.to(precision)
-                output = run_mode(folded_tasks(len(x)), model, constants, part, tied)
-            else:
-                part = part.flatten(0, 1) if whole == "vmap" else part
-                output = call(model, constants, part, tied)
-            if len(seen) != 1 or seen[0][1] is not output:
-                return None
-            features, _, versions = seen[0]
-            if (features._version, output._version) != versions:  # changed in place afterwards
-                return None
-            found.append(features)
+        return before.features(model, constants, x, read)
+    except _NotTheHead:
+        return None
     finally:
         handle.remove()
-    if one_by_one:
-        return torch.stack(found)
-    if whole == "vmap":
-        return found[0].unflatten(0, x.shape[:2])
-    return part_tasks(found[0]).to(x.dtype)
 
 
 def run_head(

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ibaml.execution.call import call
+from ibaml.execution.strategy import Strategy
 
 
-def run_loop(
-    model: nn.Module,
-    weights: Mapping[str, Tensor],
-    constants: Mapping[str, Tensor | None],
-    x: Tensor,
-    tied: bool = True,
-) -> Tensor:
-    """Outputs (T, S, N, …) of weights (T, S, …) on the tasks' inputs x (T, N, …)."""
-    tasks, samples = next(iter(weights.values())).shape[:2]
-    x = x.contiguous()  # a slice of weights is aligned for cuDNN's kernels of this format alone
-    return torch.stack(
-        [
-            torch.stack(
-                [
-                    call(
-                        model, {**constants, **{k: w[t, s] for k, w in weights.items()}}, x[t], tied
-                    )
-                    for s in range(samples)
-                ]
-            )
-            for t in range(tasks)
-        ]
-    )
+@dataclass(frozen=True)
+class Loop(Strategy):
+    """One weight set after another, as the model stands."""
+
+    name: ClassVar[str] = "loop"
+
+    def run(
+        self,
+        model: nn.Module,
+        weights: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor | None],
+        x: Tensor,
+    ) -> Tensor:
+        tasks, samples = next(iter(weights.values())).shape[:2]
+        x = x.contiguous()  # a slice of weights is aligned for cuDNN's kernels of this format alone
+
+        def one(t: int, s: int) -> Tensor:
+            tensors = {**constants, **{name: w[t, s] for name, w in weights.items()}}
+            return call(model, tensors, x[t], self.tied)
+
+        return torch.stack([torch.stack([one(t, s) for s in range(samples)]) for t in range(tasks)])
+
+    def features(
+        self,
+        model: nn.Module,
+        constants: Mapping[str, Tensor | None],
+        x: Tensor,
+        read: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        return torch.stack([read(call(model, constants, part, self.tied)) for part in x])

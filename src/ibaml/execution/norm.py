@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
-from ibaml.execution.fold import Tell, folds_of, is_folded, now, tell_moments
+from ibaml.execution.deferred import now
+from ibaml.execution.marks import folds_of, is_folded
+from ibaml.execution.moments import MomentsListener, listen
 from ibaml.execution.normalise import channel_moments
 
 NormStats = Literal["batch", "support", "running"]
@@ -147,7 +149,7 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
     pass."""
     passes: list[Moments] = []
     names: list[set[str]] = []  # of the layers each pass has met
-    notes: dict[str, list[Tell]] = {}
+    listeners: dict[str, list[MomentsListener]] = {}
 
     def before(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def watch(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -158,21 +160,22 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
                     names.append(set())
                 names[-1].add(name)
                 moments, values = passes[-1], x.numel() // x.shape[1]
-                tell = Tell(lambda mean, var: moments.update({name: (mean, var, values)}))
+                listener = MomentsListener(
+                    lambda mean, var: moments.update({name: (mean, var, values)})
+                )
                 if is_folded(x):
-                    tell_moments(x, tell)
-                notes.setdefault(name, []).append(tell)
+                    listen(x, listener)
+                listeners.setdefault(name, []).append(listener)
 
         return watch
 
     def after(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Any], None]:
         def watch(_: nn.Module, args: tuple[Tensor, ...], __: Any) -> None:
             with torch._C.DisableTorchFunction():
-                tell = notes[name].pop()
-                if not tell.taken:
+                listener = listeners[name].pop()
+                if not listener.expected:
                     x = now(args[0])
-                    folds = folds_of(x)
-                    tell(*(m.unflatten(0, (folds, -1)) for m in channel_moments(x.detach())))
+                    listener(*channel_moments(x.detach()), folds_of(x))
 
         return watch
 

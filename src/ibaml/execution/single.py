@@ -9,17 +9,60 @@ it stands, so that every module can be run this way.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ibaml.execution.call import call
-from ibaml.execution.fold import FoldMode, Unfoldable, now
+from ibaml.execution.deferred import now
+from ibaml.execution.fold_rules import FoldMode, Unfoldable
+from ibaml.execution.strategy import Strategy
 
 
-class _Single(FoldMode):
+@dataclass(frozen=True)
+class Single(Strategy):
+    """One weight set after another, by operations of our own."""
+
+    name: ClassVar[str] = "single"
+
+    def run(
+        self,
+        model: nn.Module,
+        weights: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor | None],
+        x: Tensor,
+    ) -> Tensor:
+        tasks, samples = next(iter(weights.values())).shape[:2]
+        sets = {name: w.flatten(0, 1).unbind(0) for name, w in weights.items()}
+        found = [
+            self._one(model, {**constants, **{n: w[i] for n, w in sets.items()}}, x[i // samples])
+            for i in range(tasks * samples)
+        ]
+        return torch.stack(found).unflatten(0, (tasks, samples))
+
+    def features(
+        self,
+        model: nn.Module,
+        constants: Mapping[str, Tensor | None],
+        x: Tensor,
+        read: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        return torch.stack([read(self._one(model, constants, part)) for part in x])
+
+    def _one(self, model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor) -> Tensor:
+        """``model(x)`` with its parameters and buffers replaced by ``tensors``."""
+        rules = _Rules()
+        with rules:
+            y = call(model, tensors, _channels_last(x) if x.dim() == 4 else x, self.tied)
+        return rules.finish(y)
+
+
+class _Rules(FoldMode):
+    """The rules for folds, of which there is one; what has no rule runs as it stands."""
+
     def __init__(self) -> None:
         super().__init__(1, 1)
 
@@ -38,38 +81,9 @@ class _Single(FoldMode):
             return func(*args, **kwargs)
 
 
-def run_one(
-    model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor, tied: bool = True
-) -> Tensor:
-    """``model(x)`` with its parameters and buffers replaced by ``tensors``."""
-    mode = _Single()
-    with mode:
-        y = call(model, tensors, _channels_last(x) if x.dim() == 4 else x, tied)
-    return mode.ended(y)
-
-
 def _channels_last(x: Tensor) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     _, channels, _, wide = x.shape
     # of a single channel nobody can say where it lies, and torch takes it for first: say it
     strides = (x.stride(0), 1, wide * channels, channels)
     return x.as_strided(x.shape, strides) if channels == 1 else x
-
-
-def run_single(
-    model: nn.Module,
-    weights: Mapping[str, Tensor],
-    constants: Mapping[str, Tensor | None],
-    x: Tensor,
-    tied: bool = True,
-) -> Tensor:
-    """As `run_loop`."""
-    tasks, samples = next(iter(weights.values())).shape[:2]
-    sets = {name: w.flatten(0, 1).unbind(0) for name, w in weights.items()}
-    found = [
-        run_one(
-            model, {**constants, **{name: w[i] for name, w in sets.items()}}, x[i // samples], tied
-        )
-        for i in range(tasks * samples)
-    ]
-    return torch.stack(found).unflatten(0, (tasks, samples))

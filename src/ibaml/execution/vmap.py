@@ -6,12 +6,15 @@ forward may branch on values; so only networks made of the layers listed here ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.func import vmap
 
 from ibaml.execution.call import call
+from ibaml.execution.strategy import Strategy
 
 _SAFE: tuple[type[nn.Module], ...] = (
     nn.Sequential,
@@ -32,22 +35,46 @@ _SAFE: tuple[type[nn.Module], ...] = (
 )
 
 
-def unsafe_layers(model: nn.Module) -> list[str]:
-    """The layers that keep a network from being run under vmap (exact types: a subclass may do
-    anything)."""
-    return sorted({type(m).__name__ for m in model.modules() if type(m) not in _SAFE})
+@dataclass(frozen=True)
+class Vmap(Strategy):
+    """Tasks × samples folded into one vmapped dimension."""
 
+    name: ClassVar[str] = "vmap"
 
-def run_vmap(
-    model: nn.Module,
-    weights: Mapping[str, Tensor],
-    constants: Mapping[str, Tensor | None],
-    x: Tensor,
-    tied: bool = True,
-) -> Tensor:
-    """As `run_loop`, with tasks × samples folded into one vmapped dimension."""
-    tasks, samples = next(iter(weights.values())).shape[:2]
-    folded = {k: w.flatten(0, 1) for k, w in weights.items()}
-    inputs = x[:, None].expand(tasks, samples, *x.shape[1:]).flatten(0, 1)
-    outputs = vmap(lambda w, z: call(model, {**constants, **w}, z, tied))(folded, inputs)
-    return outputs.unflatten(0, (tasks, samples))
+    @classmethod
+    def refusal(cls, model: nn.Module) -> str:
+        # exact types: a subclass may do anything
+        unsafe = sorted({type(m).__name__ for m in model.modules() if type(m) not in _SAFE})
+        if not unsafe:
+            return ""
+        return (
+            "second derivatives under vmap are not known to be right for "
+            f'{", ".join(unsafe)}; use execution="loop"'
+        )
+
+    def run(
+        self,
+        model: nn.Module,
+        weights: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor | None],
+        x: Tensor,
+    ) -> Tensor:
+        tasks, samples = next(iter(weights.values())).shape[:2]
+        folded = {k: w.flatten(0, 1) for k, w in weights.items()}
+        inputs = x[:, None].expand(tasks, samples, *x.shape[1:]).flatten(0, 1)
+        outputs = vmap(lambda w, z: call(model, {**constants, **w}, z, self.tied))(folded, inputs)
+        return outputs.unflatten(0, (tasks, samples))
+
+    def features(
+        self,
+        model: nn.Module,
+        constants: Mapping[str, Tensor | None],
+        x: Tensor,
+        read: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        # its layers treat every example by itself: all tasks are one batch
+        found = read(call(model, constants, x.flatten(0, 1), self.tied))
+        return found.unflatten(0, x.shape[:2])
+
+    def calls(self, sets: int) -> int:
+        return 1

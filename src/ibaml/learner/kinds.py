@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ibaml.checks import check_tasks, settle
+from ibaml.checks import check_tasks
 from ibaml.energy import TaskEnergy, detached
 from ibaml.execution import NormStats, Runner, choose
 from ibaml.second_derivatives import check_second_derivatives
+from ibaml.trial import settle
 from ibaml.weights import Layout
 
 if TYPE_CHECKING:

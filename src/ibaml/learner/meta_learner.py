@@ -27,10 +27,10 @@ from ibaml.energy import (
     draw_noise,
 )
 from ibaml.execution import (
+    Execution,
     NormStats,
     Precision,
     Runner,
-    Strategy,
     choose,
     norm_layers,
     training,
@@ -106,7 +106,7 @@ class MetaLearner(LearnerState):
         noise: NoiseKind = "independent",
         beta: float = 1.0,
         init_log_var: float = -6.0,
-        execution: Strategy = "auto",
+        execution: Execution = "auto",
         precision: Precision = "full",
         capture: bool | None = None,
         diagnose: bool = True,
@@ -132,7 +132,7 @@ class MetaLearner(LearnerState):
         self.noise: NoiseKind = noise
         self.beta = beta
         self.diagnose = diagnose
-        self.execution: Strategy = execution
+        self.execution: Execution = execution
         self.precision: Precision = precision
         self.capture = capture
         # how the last training call ran; what a call does is decided anew by every one

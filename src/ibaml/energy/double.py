@@ -1,0 +1,25 @@
+"""What is a task's energy in double precision, as a measure of what rounding does in single?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ibaml.energy.task import TaskEnergy
+
+
+def in_double(energy: TaskEnergy) -> TaskEnergy | None:
+    """The energy in double precision; None where there is none of it (complex weights)."""
+    tensors = [*energy.theta, *energy.constants.values()]
+    if any(t is not None and t.is_complex() for t in tensors):
+        return None
+    floating = {
+        n: t for n, t in energy.constants.items() if t is not None and t.is_floating_point()
+    }
+    return replace(
+        energy,
+        x=energy.x.double() if energy.x.is_floating_point() else energy.x,
+        y=energy.y.double() if energy.y.is_floating_point() else energy.y,
+        noise=energy.noise.double(),
+        constants={**energy.constants, **{n: t.double() for n, t in floating.items()}},
+        run=energy.run.with_precision(None),
+    ).bind(tuple(t.double() for t in energy.theta))

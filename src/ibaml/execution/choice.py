@@ -1,0 +1,73 @@
+"""Which strategy does a network get? What is asked for, or what is fast for it here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from ibaml.execution.call import is_tied
+from ibaml.execution.fold import Fold
+from ibaml.execution.head import find_head
+from ibaml.execution.loop import Loop
+from ibaml.execution.runner import Runner
+from ibaml.execution.single import Single
+from ibaml.execution.strategy import Strategy
+from ibaml.execution.turn import held
+from ibaml.execution.vmap import Vmap
+
+Execution = Literal["auto", "loop", "single", "vmap", "fold", "head"]
+EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
+STRATEGIES: tuple[type[Strategy], ...] = (Loop, Single, Vmap, Fold)
+Precision = Literal["full", "bfloat16"]
+_LARGE = 2000  # inputs of a task (five pictures of 20×20) from which our operations pay on a CPU
+
+
+def choose(
+    model: nn.Module,
+    execution: Execution = "auto",
+    adapted: Sequence[str] = (),
+    device: str = "cpu",
+    precision: Precision = "full",
+    size: int = 0,
+) -> Runner:
+    """How to run ``model``: as ``execution`` says, and with ``"auto"`` the head by itself where
+    only it is adapted, and the rest by what is fastest.
+
+    Args:
+        adapted: the names of the adapted weights.
+        size: how many numbers a task's support inputs are.
+    """
+    if execution not in EXECUTIONS:
+        raise ValueError(f"execution must be one of {EXECUTIONS}, got {execution!r}")
+    if precision not in get_args(Precision):
+        raise ValueError(f'precision must be "full" or "bfloat16", got {precision!r}')
+    asked = next((s for s in STRATEGIES if s.name == execution), None)
+    if asked is not None and (why := asked.refusal(model)):
+        raise ValueError(f'execution="{execution}" is refused for this model: {why}')
+    with held(model):
+        head = find_head(model, adapted) if asked is None else None
+        tied = is_tied(model)
+    if execution == "head" and head is None:
+        raise ValueError(
+            'execution="head" needs the adapted weights to be those of one nn.Linear: use '
+            'adapt="head", or execution="auto"'
+        )
+    whole = (asked or fastest(model, device, size))(tied)
+    if precision == "bfloat16":
+        whole = whole.with_precision(torch.bfloat16)
+    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
+    return Runner(whole, head, recurrent)
+
+
+def fastest(model: nn.Module, device: str, size: int) -> type[Strategy]:
+    """vmap for plain dense networks, where it is much faster; folds on an accelerator; and on a
+    CPU, where grouped kernels are slow, one weight set after another, by operations of our own
+    where they pay."""
+    if not Vmap.refusal(model):
+        return Vmap
+    if device != "cpu":
+        return Fold
+    return Single if size >= _LARGE else Loop
