@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 from ibaml.cli import app
 from ibaml.linalg import ConjugateGradient, Dense
-from ibaml.reproduce import STUDIES, Parts, bounds, fig1, write_page, write_study
-from ibaml.reproduce.linear import LinearTest
+from ibaml.paper.folder import Parts, write_page, write_study
+from ibaml.paper.gradients import bounds, fig1
+from ibaml.paper.gradients.linear import LinearTest
+from ibaml.paper.studies import STUDIES
 from ibaml.tasks import LinearRegression
 
 runner = CliRunner()

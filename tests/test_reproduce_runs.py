@@ -18,11 +18,16 @@ from typer.testing import CliRunner
 
 from ibaml.assessment import Protocol, assess
 from ibaml.cli import app
-from ibaml.cli import reproduce as command
-from ibaml.complexity import Cost, Measured, Point, Sweep
 from ibaml.evaluation import ClassScores
-from ibaml.reproduce import STUDIES, Findings, Parts, Study, fig2, fig3, trained
-from ibaml.reproduce.packed import packed, unpacked
+from ibaml.paper.complexity import fig2
+from ibaml.paper.complexity.result import Cost, Measured, Point
+from ibaml.paper.complexity.sweep import Sweep
+from ibaml.paper.folder import Parts
+from ibaml.paper.studies import STUDIES
+from ibaml.paper.study import Findings, Study
+from ibaml.paper.trained import fig3
+from ibaml.paper.trained import results as trained
+from ibaml.paper.trained.packed import packed, unpacked
 from ibaml.training import open_run
 from runs import final_state, same
 
@@ -388,7 +393,7 @@ def test_all_goes_on_where_one_study_lacks_its_data(tmp_path, monkeypatch):
         return Findings(["a set-up"], ["one thing"], [], {}, {"b": [{"x": 1}]}, {})
 
     studies = {n: Study(n, n, Stub(), Stub(), run) for n, run in (("a", lacking), ("b", fine))}
-    monkeypatch.setattr(command, "STUDIES", studies)
+    monkeypatch.setattr("ibaml.paper.studies.STUDIES", studies)
     finished = runner.invoke(app, ["reproduce", "all", "--quick", "--out", str(tmp_path)])
     assert finished.exit_code == 1
     assert "there is no data" in finished.output

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ibaml.cli.screen import console, say, told
-from ibaml.reproduce import STUDIES, Parts, Study, write_page, write_study
+from ibaml.cli.progress import counting
+from ibaml.cli.screen import say, told
+
+if TYPE_CHECKING:
+    from ibaml.paper.study import Study
 
 _HELP = """Reproduce a figure, a table or a theorem of the paper.
 
@@ -34,6 +36,7 @@ _HELP = """Reproduce a figure, a table or a theorem of the paper.
     ibaml reproduce all        (and a page over all of them, runs/paper/index.html)
 
     Stopped with Ctrl-C, the same command goes on where it was. See docs/paper.md."""
+_NAMES = ("fig1", "fig2", "table1", "fig3", "bounds")  # of `STUDIES`, which --help does not import
 _EVERYTHING = "all"
 
 
@@ -43,7 +46,7 @@ def command(app: typer.Typer) -> None:
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"{', '.join(STUDIES)}, or all.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(_NAMES)}, or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder (default: runs/paper/NAME; all: runs/paper).")
@@ -58,6 +61,9 @@ def reproduce(
         bool, typer.Option("--fresh", help="Compute finished parts again, too.")
     ] = False,
 ) -> None:
+    from ibaml.paper.folder import write_page
+    from ibaml.paper.studies import STUDIES
+
     with told():
         if name not in (*STUDIES, _EVERYTHING):
             raise ValueError(f"nothing is called {name!r}: it is {', '.join(STUDIES)}, or all")
@@ -97,6 +103,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh: bool) -> None:
+    from ibaml.paper.folder import Parts, write_study
+
     settings = study.settings(quick, changes)
     folder.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
     if fresh:
@@ -104,7 +112,7 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
             shutil.rmtree(folder / kept, ignore_errors=True)
     parts = Parts(folder / "parts", study.name)
     say(f"{study.title}{' (quick)' if quick else ''}")
-    with _one_thread(), _bar() as progress:
+    with _one_thread(), counting() as progress:
         try:
             findings = study.run(settings, parts, progress)
         except KeyboardInterrupt:
@@ -149,30 +157,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on a terminal, a line for every tenth elsewhere."""
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    if not console.is_terminal:
-        told_at = [-1]
-
-        def line(done: int, total: int, label: str) -> None:
-            tenth = 10 * done // max(total, 1)
-            if tenth > told_at[0]:
-                told_at[0] = tenth
-                say(f"{done}/{total}  {label}")
-
-        yield line
-        return
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total, label: bar.update(
-            task, completed=done, total=total, description=label
-        )

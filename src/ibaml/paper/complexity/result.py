@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ibaml.complexity.sweep import IMPLICIT_OF, NAMES, Arm, Sweep
 from ibaml.files import write_whole
+from ibaml.paper.complexity.sweep import IMPLICIT_OF, NAMES, Arm, Sweep
 
 _FORMAT = "ibaml complexity 1"
 PHASES = ("forward", "backward", "together")

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ibaml.reproduce.bounds_picture import draw
-from ibaml.reproduce.folder import Numbers, Parts
-from ibaml.reproduce.linear import SCANNED
-from ibaml.reproduce.study import Findings, Progress, Study
-from ibaml.reproduce.terms import PROBLEMS, SOLVED, Problem, Settings, cell
+from ibaml.paper.folder import Numbers, Parts
+from ibaml.paper.gradients.bounds_picture import draw
+from ibaml.paper.gradients.linear import SCANNED
+from ibaml.paper.gradients.terms import PROBLEMS, SOLVED, Problem, Settings, cell
+from ibaml.paper.study import Findings, Progress, Study
 
 QUICK = Settings(
     seeds=2,

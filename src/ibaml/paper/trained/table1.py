@@ -11,8 +11,10 @@ from functools import partial
 from typing import Any
 
 from ibaml.evaluation import ClassScores
-from ibaml.reproduce.arms import Settings
-from ibaml.reproduce.compared import (
+from ibaml.paper.folder import Parts
+from ibaml.paper.study import Findings, Progress, Study
+from ibaml.paper.trained.arms import Settings
+from ibaml.paper.trained.compared import (
     PAPER,
     Judged,
     claim,
@@ -26,10 +28,8 @@ from ibaml.reproduce.compared import (
     setup,
     written,
 )
-from ibaml.reproduce.folder import Parts
-from ibaml.reproduce.study import Findings, Progress, Study
-from ibaml.reproduce.table1_picture import draw
-from ibaml.reproduce.trained import Result, results
+from ibaml.paper.trained.results import Result, results
+from ibaml.paper.trained.table1_picture import draw
 
 # value and half of the 95 % interval, as printed
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {

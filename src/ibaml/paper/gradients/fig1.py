@@ -18,11 +18,11 @@ import numpy as np
 
 from ibaml.curvature import KINDS, Curvature
 from ibaml.linalg import ConjugateGradient, Dense, LinearSolver
-from ibaml.reproduce.fig1_picture import draw
-from ibaml.reproduce.folder import Numbers, Parts
-from ibaml.reproduce.linear import SCANNED, LinearTest
-from ibaml.reproduce.rules import explicit_gradient, implicit_gradient, slope_at
-from ibaml.reproduce.study import Findings, Progress, Study
+from ibaml.paper.folder import Numbers, Parts
+from ibaml.paper.gradients.fig1_picture import draw
+from ibaml.paper.gradients.linear import SCANNED, LinearTest
+from ibaml.paper.gradients.rules import explicit_gradient, implicit_gradient, slope_at
+from ibaml.paper.study import Findings, Progress, Study
 from ibaml.tasks.synthetic import QUERY_INPUTS, SPECTRA
 
 EXPECTATIONS = ("mc", "exact")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ibaml.reproduce.fig1 import Curves, Settings
+    from ibaml.paper.gradients.fig1 import Curves, Settings
 
 _INK, _ORANGE, _VIOLET = "#222222", "#e08214", "#7b4fa3"
 _RULES = {

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ibaml.complexity.sweep import POINT_OF, label
-from ibaml.report.complexity import COLOURS, MARKS, spread
+from ibaml.paper.complexity.picture import COLOURS, MARKS, spread
+from ibaml.paper.complexity.sweep import POINT_OF, label
 from ibaml.report.figure import GREY, blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ibaml.complexity import Measured
+    from ibaml.paper.complexity.result import Measured
 
 _PANELS = (("ms", "(a) time", "ms per task"), ("mb", "(b) memory", "peak MB per task"))
 

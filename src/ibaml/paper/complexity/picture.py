@@ -8,8 +8,8 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ibaml.complexity import Cost, Measured, Point
-from ibaml.complexity.sweep import IMPLICIT_OF, POINT_OF, label
+from ibaml.paper.complexity.result import Cost, Measured, Point
+from ibaml.paper.complexity.sweep import IMPLICIT_OF, POINT_OF, label
 from ibaml.report.figure import BLUE, GREY, RED, blank, save
 
 if TYPE_CHECKING:

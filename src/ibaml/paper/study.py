@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ibaml.reproduce.folder import Parts
+from ibaml.paper.folder import Parts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from ibaml.evaluation import ClassScores
-from ibaml.report import reliability_figure
-from ibaml.reproduce import table1
-from ibaml.reproduce.arms import ARMS, Settings
-from ibaml.reproduce.compared import (
+from ibaml.paper.folder import Parts
+from ibaml.paper.study import Findings, Progress, Study
+from ibaml.paper.trained import table1
+from ibaml.paper.trained.arms import ARMS, Settings
+from ibaml.paper.trained.compared import (
     Judged,
     claim,
     difference_rows,
@@ -25,10 +26,9 @@ from ibaml.reproduce.compared import (
     setup,
     written,
 )
-from ibaml.reproduce.fig3_picture import draw
-from ibaml.reproduce.folder import Parts
-from ibaml.reproduce.study import Findings, Progress, Study
-from ibaml.reproduce.trained import Result, results
+from ibaml.paper.trained.fig3_picture import draw
+from ibaml.paper.trained.results import Result, results
+from ibaml.report import reliability_figure
 
 PAPERS = ("maml5", "abml5", "ibaml5", "ibaml10", "ibaml15")  # methods the paper has
 METRICS = ("ece", "mce")

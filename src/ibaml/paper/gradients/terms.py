@@ -22,10 +22,10 @@ from ibaml.curvature import Curvature
 from ibaml.energy import Gaussian, TaskEnergy, detached
 from ibaml.gradient import Record, Unrolled
 from ibaml.linalg import ConjugateGradient, Dense, dense_matrix
-from ibaml.reproduce.folder import Numbers
-from ibaml.reproduce.linear import LinearTest
-from ibaml.reproduce.rules import PRIOR, implicit_gradient, slope_at, start_of
-from ibaml.reproduce.theorems import Constants, task_constants
+from ibaml.paper.folder import Numbers
+from ibaml.paper.gradients.linear import LinearTest
+from ibaml.paper.gradients.rules import PRIOR, implicit_gradient, slope_at, start_of
+from ibaml.paper.gradients.theorems import Constants, task_constants
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, NewtonCG
 from ibaml.tasks import Sinusoids
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ibaml.reproduce.trained import Result
+    from ibaml.paper.trained.results import Result
 
 Printed = Mapping[str, Mapping[str, tuple[float, float]]]
 

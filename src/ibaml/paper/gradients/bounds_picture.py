@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ibaml.reproduce.folder import Numbers
+    from ibaml.paper.folder import Numbers
 
 _INK, _ORANGE = "#222222", "#e08214"
 _AGAINST_K = {

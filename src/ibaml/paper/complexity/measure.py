@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from ibaml import methods, nn
 from ibaml._version import __version__
 from ibaml.capture import Recording
-from ibaml.complexity.result import Cost, Measured, Point
-from ibaml.complexity.sweep import POINT_OF, Arm, Sweep
 from ibaml.energy import task_roots
 from ibaml.learner import MetaLearner
+from ibaml.paper.complexity.result import Cost, Measured, Point
+from ibaml.paper.complexity.sweep import POINT_OF, Arm, Sweep
 from ibaml.tasks import TaskBatch
 from ibaml.training.faults import out_of_memory
 from ibaml.training.memory import Meter, within_free_memory

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jinja2 import Environment, StrictUndefined
 
 from ibaml._version import __version__
 from ibaml.files import write_whole
 
 if TYPE_CHECKING:
-    from ibaml.reproduce.study import Findings, Study
+    from ibaml.paper.study import Findings, Study
 
 Numbers = dict[str, Any]
 
@@ -204,12 +203,14 @@ def _sections(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def write_page(root: Path) -> Path:
     """One page over all studies whose results lie under ``root``."""
+    from jinja2 import Environment, StrictUndefined
+
     found = [(file.parent.name, _read(file)) for file in sorted(root.glob("*/result.json"))]
     studies = [_shown(folder, result) for folder, result in found if result is not None]
     if not studies:
         raise ValueError(f"{root} holds no results: run `ibaml reproduce` first")
     page = root / "index.html"
-    template = (resources.files("ibaml.reproduce") / "page.html").read_text("utf-8")
+    template = (resources.files("ibaml.paper") / "page.html").read_text("utf-8")
     pages = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined)
     write_whole(page, pages.from_string(template).render(studies=studies))
     return page

@@ -1,6 +1,6 @@
 """Figure 2: does the cost of a meta-gradient grow with K where it is explicit, and only there?
 
-`ibaml.complexity` measures; here its points answer the paper's four claims.
+The points of `measure` answer the paper's four claims.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ibaml.complexity import NAMES, Cost, Measured, Sweep, findings, measure, read
-from ibaml.complexity.findings import slope
-from ibaml.complexity.result import of_content
-from ibaml.complexity.sweep import IMPLICIT_OF, POINT_OF, label
-from ibaml.report import complexity_figure
-from ibaml.reproduce.fig2_picture import draw
-from ibaml.reproduce.folder import Numbers, Parts
-from ibaml.reproduce.study import Findings, Progress, Study
+from ibaml.paper.complexity.fig2_picture import draw
+from ibaml.paper.complexity.findings import findings, slope
+from ibaml.paper.complexity.measure import measure
+from ibaml.paper.complexity.picture import complexity_figure
+from ibaml.paper.complexity.result import Cost, Measured, of_content, read
+from ibaml.paper.complexity.sweep import IMPLICIT_OF, NAMES, POINT_OF, Sweep, label
+from ibaml.paper.folder import Numbers, Parts
+from ibaml.paper.study import Findings, Progress, Study
 
 UNITS = {"time": "ms", "memory": "mb"}
 _STRAIGHT = 0.98  # R² of a line from which growth is called linear

@@ -19,11 +19,11 @@ import torch
 
 from ibaml.assessment import Protocol, assess, open_test
 from ibaml.evaluation import ClassScores
-from ibaml.reproduce.arms import ARMS, OWN, Settings, identity, of_this_machine, run_settings
-from ibaml.reproduce.folder import Numbers, Parts, machine
-from ibaml.reproduce.inside import look_inside
-from ibaml.reproduce.packed import packed, unpacked
-from ibaml.reproduce.study import Progress
+from ibaml.paper.folder import Numbers, Parts, machine
+from ibaml.paper.study import Progress
+from ibaml.paper.trained.arms import ARMS, OWN, Settings, identity, of_this_machine, run_settings
+from ibaml.paper.trained.inside import look_inside
+from ibaml.paper.trained.packed import packed, unpacked
 from ibaml.training import Run, RunError, Step, open_run, resume, train
 from ibaml.training.build import pick_device
 from ibaml.training.faults import Diverged

@@ -10,7 +10,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from ibaml.complexity import Sweep, measure, written
+from ibaml.paper.complexity.findings import written
+from ibaml.paper.complexity.measure import measure
+from ibaml.paper.complexity.sweep import Sweep
 from ibaml.training.settings import kind_of, option
 
 
@@ -38,6 +40,3 @@ def main() -> None:
         print("  ".join(v for v in shown if v))
     for line in written(measured):
         print(line)
-
-
-main()

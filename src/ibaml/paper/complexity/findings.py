@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ibaml.complexity.result import Cost, Measured, Point
-from ibaml.complexity.sweep import IMPLICIT_OF, NAMES, POINT_OF, label
+from ibaml.paper.complexity.result import Cost, Measured, Point
+from ibaml.paper.complexity.sweep import IMPLICIT_OF, NAMES, POINT_OF, label
 
 
 @dataclass(frozen=True)

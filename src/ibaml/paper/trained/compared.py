@@ -7,8 +7,8 @@ from typing import Any
 
 from ibaml.assessment import differences, plain
 from ibaml.evaluation import ClassScores, Interval, paired
-from ibaml.reproduce.arms import ARMS, Settings
-from ibaml.reproduce.trained import Result
+from ibaml.paper.trained.arms import ARMS, Settings
+from ibaml.paper.trained.results import Result
 
 PAPER = Settings()
 _SOLVED = 0.1  # of ‖∇E‖ at the prior: above it a task is called not solved
