@@ -49,10 +49,12 @@ def missing(library: str, what: str | None = None, extra: str | None = None) -> 
     try:
         import_module(library)
     except ImportError as error:
-        usual, own = _USES.get(library, ("this", None))
+        usual, own = _USES[library]
         package = _PACKAGES.get(library, library)
         named = extra or own
         line = f'"ibaml[{named}]"' if named else package
-        reason = "" if isinstance(error, ModuleNotFoundError) else f" ({error})"
-        return f"{what or usual} need {package}, which is not installed{reason}: pip install {line}"
+        why = "is not installed"
+        if not isinstance(error, ModuleNotFoundError):
+            why = f"cannot be imported ({error})"
+        return f"{what or usual} need {package}, which {why}: pip install {line}"
     return None

@@ -13,7 +13,8 @@ from typer.main import get_command
 
 from ibaml.cli.options import with_options
 from ibaml.cli.progress import counting
-from ibaml.cli.screen import console, say, told
+from ibaml.cli.screen import console, say, say_if_without_pictures, told
+from ibaml.extras import missing
 
 if TYPE_CHECKING:
     from ibaml.paper.complexity.result import Measured
@@ -81,16 +82,19 @@ def complexity(
         if from_ is not None:
             _refuse_beside_from(json, given)
             measured = read(from_)
+            say_if_without_pictures()
             out.mkdir(parents=True, exist_ok=True)
             files = []
         else:
             sweep = Sweep.of(given)
             out.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
+            say_if_without_pictures()
             with counting() as count:
                 measured = measure(sweep, count)
             files = [measured.write_json(json or out / "complexity.json")]
         files.append(measured.write_csv(out / "complexity.csv"))
-        files.append(draw_complexity(measured, out / "complexity.png"))
+        if missing("matplotlib") is None:
+            files.append(draw_complexity(measured, out / "complexity.png"))
     _show(measured)
     for line in written(measured):
         say(line)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ibaml.cli.progress import counting
-from ibaml.cli.screen import say, told
+from ibaml.cli.screen import say, say_if_without_pictures, told
 
 if TYPE_CHECKING:
     from ibaml.paper.study import Study
@@ -65,6 +65,7 @@ def reproduce(
     from ibaml.paper.studies import STUDIES
 
     with told():
+        say_if_without_pictures()
         if name not in (*STUDIES, _EVERYTHING):
             raise ValueError(f"nothing is called {name!r}: it is {', '.join(STUDIES)}, or all")
         changes: dict[str, Any] = {"seeds": seeds, "seed": seed}
@@ -135,7 +136,7 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
     for sentence in findings.notes:
         say(f"  · {sentence}")
     if findings.pictures and not any(file.suffix == ".png" for file in files):
-        say("matplotlib is not here: no pictures. The same command elsewhere, with this folder")
+        say("no pictures: the same command where matplotlib is installed, with this folder")
         say("(parts/ is enough), draws them and computes nothing.")
     say(f"{parts.computed} parts computed, {parts.reused} read. Look at:")
     for file in files:

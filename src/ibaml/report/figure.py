@@ -8,6 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ibaml.extras import need
 from ibaml.files import write_whole
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _LINES = (BLUE, "#e08214", GREEN, RED, "#7b4fa3", "#555555", "#17a2b8", "#b5651d
 
 def blank(width: float, height: float) -> Figure:
     """A figure of its own, in inches: no window, and nobody else's backend is touched."""
+    need("matplotlib")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ibaml.extras import need
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import Dataset, feature_vectors
 from ibaml.tasks.download import Remote
@@ -158,6 +159,8 @@ def _features(path: Path, splits: str | Path | None) -> Dataset:
 
 def glyphs(*, per_class: int = 20, seed: int = 0) -> Dataset:
     """The embedded default: rendered on first use, then from the cache."""
+    for library in ("matplotlib", "fontTools", "PIL"):  # matplotlib carries the fonts
+        need(library, "glyphs", "glyphs")
     import matplotlib
     import numpy as np
     import PIL

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ibaml.extras import missing
 from ibaml.learner import MetaLearner
 from ibaml.tasks import Inputs, TaskSource
 from ibaml.tasks.sources.decode import Progress
@@ -152,7 +153,10 @@ def _go(
         every = run.settings.log_every
         logs: list[Watcher] = [JsonLines(run.path / "log.jsonl", every)]
         if run.settings.tensorboard:
-            logs.append(TensorBoard(run.path / "tensorboard", every))
+            if (absent := missing("tensorboard")) is None:
+                logs.append(TensorBoard(run.path / "tensorboard", every))
+            else:
+                told = [*told, f"{absent}. Going on without."]
         everyone = [*watchers(run, learner), *logs]
         trainer = Trainer(run.settings, learner, tasks, run, processes, everyone)
         if content is not None:
