@@ -18,6 +18,7 @@ from ibaml.cli import app
 from ibaml.linalg import ConjugateGradient, Dense
 from ibaml.paper.folder import Parts, write_page, write_study
 from ibaml.paper.gradients import bounds, fig1
+from ibaml.paper.gradients.curves import Curves, crossing, errors_of_a_task
 from ibaml.paper.gradients.linear import LinearTest
 from ibaml.paper.studies import STUDIES
 from ibaml.tasks import LinearRegression
@@ -148,17 +149,17 @@ def test_figure_1_on_the_documented_set_up():
         "warm": ConjugateGradient(2, precondition=False, start="diagonal"),
     }
     tasks = [
-        fig1.errors_of_a_task(
+        errors_of_a_task(
             LinearTest(), steps, solvers, ("lemma", "energy"), seed=0, key=key, exact=True
         )
         for key in range(4)
     ]
-    curves = fig1.Curves.of(steps, {"exact": tasks})
+    curves = Curves.of(steps, {"exact": tasks})
     ratio, pooled = curves.ratio["exact"], curves.pooled["exact"]
     mean = {rule: found.mean(0) for rule, found in ratio.items()}
     # the paper's form overtakes the explicit gradient near K = 5
     for errors in (mean, pooled):
-        at = fig1.crossing(steps, errors["lemma exact"], errors["explicit"])
+        at = crossing(steps, errors["lemma exact"], errors["explicit"])
         assert at is not None
         assert 4 <= at <= 6
     # with nothing substituted there is no crossing
@@ -173,9 +174,9 @@ def test_figure_1_on_the_documented_set_up():
 
 
 def test_crossing_is_where_two_curves_meet():
-    assert fig1.crossing((0, 1, 2, 3), (1, 4, 4, 1), (9, 1, 1, 4)) == pytest.approx(2.5)
-    assert fig1.crossing((1, 2), (1, 1), (2, 2)) == 1
-    assert fig1.crossing((1, 2), (3, 3), (2, 2)) is None
+    assert crossing((0, 1, 2, 3), (1, 4, 4, 1), (9, 1, 1, 4)) == pytest.approx(2.5)
+    assert crossing((1, 2), (1, 1), (2, 2)) == 1
+    assert crossing((1, 2), (3, 3), (2, 2)) is None
 
 
 @pytest.mark.parametrize("model", list(bounds.PROBLEMS))

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ibaml.paper.gradients.fig1 import Curves, Settings
+    from ibaml.paper.gradients.curves import Curves
+    from ibaml.paper.gradients.fig1 import Settings
 
 _INK, _ORANGE, _VIOLET = "#222222", "#e08214", "#7b4fa3"
 _RULES = {
