@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ibaml._version import __version__
+from ibaml import __version__
 from ibaml.files import write_whole
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ibaml import methods, nn
-from ibaml._version import __version__
+from ibaml import __version__, methods, nn
 from ibaml.capture import Recording
 from ibaml.energy import task_roots
 from ibaml.learner import MetaLearner
