@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
@@ -262,6 +264,17 @@ def test_a_page_shows_any_name_and_title_as_the_text_it_is(tmp_path):
     assert texts.count(hostile) == 8  # title, command, table's head and cell, four lists
     where = [unquote(urlsplit(link).path) for link in links]
     assert where == [f"{folder.name}/{n}" for n in (names[0], names[0], *names, "README.md")]
+
+
+@pytest.mark.parametrize("room", ["ibaml", "ibaml.cli"])
+def test_the_paper_is_imported_only_when_asked_for(room):
+    code = f"import sys, {room}; sys.exit(any(m.startswith('ibaml.paper') for m in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_names_every_study():
+    done = runner.invoke(app, ["reproduce", "--help"], terminal_width=200)
+    assert f"{', '.join(STUDIES)}, or all" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize("spectrum", ["one-small", "half-small", "linear", "geometric"])
