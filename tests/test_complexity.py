@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from ibaml.cli import app
 from ibaml.complexity import Arm, Cost, Measured, Point, Sweep, findings, measure, read
 from ibaml.complexity.findings import slope
+from ibaml.machine import free_bytes, within_free_memory
 from ibaml.report import draw_complexity
 from ibaml.report.complexity import spread
-from ibaml.training import memory
 
 measure_room = importlib.import_module("ibaml.complexity.measure")  # hidden by its function
 runner = CliRunner()
@@ -180,8 +180,8 @@ def test_phases_on_a_device_are_those_of_replays_where_it_records(refused, monke
 
 def test_an_allocation_beyond_free_memory_fails_and_does_not_kill():
     cpu = torch.device("cpu")
-    free = memory.free_bytes(cpu)
-    with memory.within_free_memory(cpu), pytest.raises(RuntimeError, match="allocate"):
+    free = free_bytes(cpu)
+    with within_free_memory(cpu), pytest.raises(RuntimeError, match="allocate"):
         torch.empty(free + 2**30, dtype=torch.uint8)
     torch.empty(8)
 
