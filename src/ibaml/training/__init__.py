@@ -2,8 +2,9 @@
 
 from ibaml.training.faults import TrainingError
 from ibaml.training.loop import Outcome, Trainer
+from ibaml.training.rules import resolve
 from ibaml.training.run import Run, RunError, open_run
-from ibaml.training.settings import Settings, SettingsError, read_toml, resolve
+from ibaml.training.settings import Settings, SettingsError, read_toml
 from ibaml.training.start import load, load_run, resume, train
 from ibaml.training.watch import Step, Watcher
 

@@ -21,11 +21,12 @@ from ibaml import __version__, methods, nn
 from ibaml.capture import Recording
 from ibaml.energy import task_roots
 from ibaml.learner import MetaLearner
+from ibaml.machine import within_free_memory
 from ibaml.paper.complexity.result import Cost, Measured, Point
 from ibaml.paper.complexity.sweep import POINT_OF, Arm, Sweep
 from ibaml.tasks import TaskBatch
 from ibaml.training.faults import out_of_memory
-from ibaml.training.memory import Meter, within_free_memory
+from ibaml.training.memory import Meter
 
 Told = Callable[[int, int, str], None]  # done, total, what comes next
 

@@ -19,15 +19,14 @@ import torch
 
 from ibaml.assessment import Protocol, assess, open_test
 from ibaml.evaluation import ClassScores
+from ibaml.machine import pick_device
 from ibaml.paper.folder import Numbers, Parts, machine
 from ibaml.paper.study import Progress
 from ibaml.paper.trained.arms import ARMS, OWN, Settings, identity, of_this_machine, run_settings
 from ibaml.paper.trained.inside import look_inside
 from ibaml.paper.trained.packed import packed, unpacked
 from ibaml.training import Run, RunError, Step, open_run, resume, train
-from ibaml.training.build import pick_device
 from ibaml.training.faults import Diverged
-from ibaml.training.run import write_config
 from ibaml.training.start import load_run
 
 Tell = Callable[[int, str], None]  # tasks done of this arm, what is going on
@@ -121,7 +120,7 @@ class _Job:
         except Diverged as error:
             run, failed = self.opened(), str(error)
         log = _log(run.path)
-        device = pick_device(self.settings)
+        device = pick_device(self.settings.device)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         return {
             "machine": "; ".join(part for part in (name, machine()) if part),
@@ -147,8 +146,7 @@ class _Job:
             run = self.opened()
             if _complete(run):
                 return run
-            write_config(run)  # it may have begun on another machine
-            run, outcome = resume(self.folder, watchers=watch)
+            run, outcome = resume(run, watchers=watch)  # it may have begun on another machine
         if outcome.signal is not None:
             raise KeyboardInterrupt
         return run
@@ -197,7 +195,7 @@ class _Job:
         if run is None:
             return {}
         source = open_test(run, Protocol(queries=self.settings.queries, device=self.study.device))
-        learner, step = load_run(run, "last", pick_device(self.settings))
+        learner, step = load_run(run, "last", pick_device(self.settings.device))
         return {"step": step, **look_inside(learner, source, self.study.diagnosed)}
 
 
