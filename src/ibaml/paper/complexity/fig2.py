@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ibaml.fields import setting
 from ibaml.paper.complexity.fig2_picture import draw
 from ibaml.paper.complexity.findings import findings, slope
 from ibaml.paper.complexity.measure import measure
@@ -29,32 +30,30 @@ _TWICE = (1.6, 2.5)  # factors that are called about two
 
 @dataclass(frozen=True)
 class Settings:
-    """Those of `ibaml bench complexity`, each left out ("" or 0) as there: the device's default.
+    """Those of `ibaml bench complexity`, with its defaults where they are left out."""
 
-    ``measured``: a JSON file that `ibaml bench complexity` or ``python -m ibaml.complexity`` wrote
-    elsewhere; then nothing is measured, and the other settings are not read.
-    """
-
-    measured: str = ""
-    methods: str = ""
-    ks: str = ""
-    ls: str = ""
-    samples: str = ""
-    curvature: str = ""
-    tasks: int = 0
-    image_size: int = 0
-    channels: int = 0
-    device: str = ""
-    execution: str = ""
-    precision: str = ""
-    repeats: int = 0
-    threads: int = 1
+    measured: str = setting(
+        "", "A JSON file that it wrote elsewhere: nothing is measured, the rest is not read."
+    )
+    methods: str | None = None
+    ks: str | None = None
+    ls: str | None = None
+    samples: str | None = None
+    curvature: str | None = None
+    tasks: int | None = None
+    image_size: int | None = None
+    channels: int | None = None
+    device: str | None = None
+    execution: str | None = None
+    precision: str | None = None
+    repeats: int | None = None
+    threads: int | None = 1
 
     def __post_init__(self) -> None:
         self.sweep()  # refused now, not when all is measured
 
     def given(self) -> dict[str, Any]:
-        found = {name: value or None for name, value in asdict(self).items()}
+        found = asdict(self)
         del found["measured"]
         return found
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ibaml.curvature import KINDS
+from ibaml.fields import require, setting
 from ibaml.linalg import Dense
 from ibaml.paper.folder import Numbers, Parts
 from ibaml.paper.gradients.curves import (
@@ -27,35 +28,38 @@ from ibaml.paper.gradients.curves import (
 from ibaml.paper.gradients.fig1_findings import judged, numbers_of, seed_rows, setup, summary_rows
 from ibaml.paper.gradients.fig1_picture import draw
 from ibaml.paper.gradients.linear import LinearTest
-from ibaml.paper.study import Findings, Progress, Study
-from ibaml.tasks.synthetic import QUERY_INPUTS, SPECTRA
+from ibaml.paper.study import Findings, Progress, Study, rising
+from ibaml.tasks.synthetic import QUERY_INPUTS, SPECTRA, QueryInputs, Spectrum
 
 EXPECTATIONS = ("mc", "exact")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """``steps`` are the K; ``scan_…`` belong to the panel on the crossing."""
+    """The curves over K, and (``scan_…``) the panel on where they cross."""
 
     seed: int = 0
-    seeds: int = 30
-    steps: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 100, 200, 500)
-    cg_steps: int = 2
-    samples: int = 64
-    dimension: int = 32
-    stiffness: float = 0.5
-    spectrum: str = "one-small"
-    queries: str = "gaussian"
-    scan_seeds: int = 10
-    scan_steps: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30)
-    scan_stiffness: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0, 1.5)
+    seeds: int = setting(30, "How many tasks; a spread is shown.", least=2)
+    steps: tuple[int, ...] = setting(
+        (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 100, 200, 500),
+        "The K.", least=0, check=rising,
+    )  # fmt: skip
+    cg_steps: int = setting(2, "L.", least=1)
+    samples: int = setting(64, "Of Monte Carlo.", least=1)
+    dimension: int = setting(32, "Of the linear model, and its support examples.", least=1)
+    stiffness: float = setting(0.5, "α·σ_max(X)²/σ², the scale of X.")
+    spectrum: Spectrum = "one-small"
+    queries: QueryInputs = "gaussian"
+    scan_seeds: int = setting(10, "How many tasks a point; quartiles are shown.", least=2)
+    scan_steps: tuple[int, ...] = setting(
+        (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30), "The K.", least=0, check=rising
+    )
+    scan_stiffness: tuple[float, ...] = setting((0.1, 0.25, 0.5, 1.0, 1.5), "The scales of X.")
 
     def __post_init__(self) -> None:
-        if self.seeds < 2 or self.scan_seeds < 2:
-            raise ValueError("seeds and scan_seeds must be 2 or more: a spread is shown")
-        for name in ("steps", "scan_steps"):
-            if list(getattr(self, name)) != sorted(set(getattr(self, name))):
-                raise ValueError(f"{name} must rise, got {getattr(self, name)}")
+        require(self)
+        for stiffness in (self.stiffness, *self.scan_stiffness):
+            self.test(stiffness=stiffness)  # refused now, not when others are computed
 
     def test(self, **changes: Any) -> LinearTest:
         chosen = {n: getattr(self, n) for n in ("samples", "stiffness", "spectrum", "queries")}

@@ -8,19 +8,16 @@ this machine to be read again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ibaml.assessment import Protocol, assess, open_test
 from ibaml.evaluation import ClassScores
-from ibaml.machine import pick_device
-from ibaml.paper.folder import Numbers, Parts, machine
+from ibaml.machine import in_a_line, machine, pick_device, threads
+from ibaml.paper.folder import Numbers, Parts
 from ibaml.paper.study import Progress
 from ibaml.paper.trained.arms import ARMS, OWN, Settings, identity, of_this_machine, run_settings
 from ibaml.paper.trained.inside import look_inside
@@ -58,7 +55,7 @@ def results(settings: Settings, parts: Parts, progress: Progress) -> list[Result
     """All arms, one after the other."""
     jobs = [_Job(name, settings, parts) for name in settings.arms]
     total, done, found = sum(job.size for job in jobs), 0, []
-    with _threads(settings.threads):
+    with threads(settings.threads):
         for job in jobs:
             found.append(job.result(partial(_tell, progress, done, total, job.title)))
             done += job.size
@@ -120,10 +117,8 @@ class _Job:
         except Diverged as error:
             run, failed = self.opened(), str(error)
         log = _log(run.path)
-        device = pick_device(self.settings.device)
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         return {
-            "machine": "; ".join(part for part in (name, machine()) if part),
+            "machine": in_a_line(machine(pick_device(self.settings.device))),
             "data": run.data,
             "iterations": self.settings.iterations,
             "tasks a step": self.settings.tasks,
@@ -249,13 +244,3 @@ def _same_data(found: list[Result]) -> None:
             f"the data of {' and '.join(digests.values())} differ, though their name is the same: "
             "train all of them on one (--fresh, or another --out)"
         )
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
