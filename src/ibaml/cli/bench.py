@@ -103,9 +103,9 @@ def complexity(
 
 
 def _refuse_beside_from(json: Path | None, given: dict[str, Any]) -> None:
-    from ibaml.training.settings import option
+    from ibaml.fields import flag
 
-    named = [option(name) for name, value in given.items() if value is not None]
+    named = [flag(name) for name, value in given.items() if value is not None]
     named += ["--json"] if json is not None else []
     if named:
         raise ValueError(f"{named[0]} does not go with --from: that measures nothing")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,6 +102,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh: bool) -> None:
+    from ibaml.machine import threads
     from ibaml.paper.folder import Parts, write_study
 
     settings = study.settings(quick, changes)
@@ -113,7 +112,8 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
             shutil.rmtree(folder / kept, ignore_errors=True)
     parts = Parts(folder / "parts", study.name)
     say(f"{study.title}{' (quick)' if quick else ''}")
-    with _one_thread(), counting() as progress:
+    # small matrices: a second thread only costs (a study that trains has a setting for it)
+    with threads(1), counting() as progress:
         try:
             findings = study.run(settings, parts, progress)
         except KeyboardInterrupt:
@@ -145,16 +145,3 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
 
 def _written(name: str, value: Any) -> str:
     return f"--{name} {value}" if name in ("seed", "seeds") else f"--option {name}={value}"
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small matrices: a second thread only costs. (A study that trains has a setting for it.)"""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,8 +12,6 @@ import csv
 import hashlib
 import io
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -21,10 +19,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ibaml._version import __version__
+from ibaml import __version__
 from ibaml.files import write_whole
+from ibaml.machine import in_a_line, machine
 
 if TYPE_CHECKING:
     from ibaml.paper.study import Findings, Study
@@ -85,19 +82,6 @@ def _read(file: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def machine() -> str:
-    """The machine and the software, in a line."""
-    name = platform.processor() or platform.machine()
-    cpus = Path("/proc/cpuinfo")
-    if cpus.exists():
-        models = [line for line in cpus.read_text().splitlines() if line.startswith("model name")]
-        name = models[0].split(":", 1)[1].strip() if models else name
-    return (
-        f"{name}, {os.cpu_count()} cores, {platform.system()}; Python "
-        f"{platform.python_version()}, torch {torch.__version__}, ibaml {__version__}"
-    )
-
-
 def write_study(
     folder: Path,
     study: Study,
@@ -122,7 +106,7 @@ def write_study(
         "title": study.title,
         "command": command,
         "seed": getattr(settings, "seed", None),
-        "machine": findings.machine or machine(),
+        "machine": findings.machine or in_a_line(machine()),
         "seconds": round(seconds, 1),
         "setup": list(findings.setup),
         "table": [dict(row) for row in findings.shown],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ibaml.fields import chosen, fields_of
 from ibaml.paper.folder import Parts
 
 if TYPE_CHECKING:
@@ -59,32 +60,13 @@ class Study:
     run: Callable[[Any, Parts, Progress], Findings]
 
     def settings(self, quick: bool = False, changes: Mapping[str, Any] | None = None) -> Any:
-        """The full or the quick settings with some of them changed; text becomes what the setting
-        is (a tuple: values with commas between)."""
+        """The full or the quick settings with some of them changed; text is read as what the
+        setting is (several values have commas between them)."""
         base = self.quick if quick else self.full
-        known = [field.name for field in fields(base)]
-        found = {}
-        for name, value in (changes or {}).items():
-            if name not in known:
-                raise ValueError(f"{self.name} has no setting {name!r}: it has {', '.join(known)}")
-            was = getattr(base, name)
-            found[name] = _read(name, value, was) if isinstance(value, str) else value
-        return replace(base, **found)
+        known = f"{self.name} (it has {', '.join(fields_of(type(base)))})"
+        return replace(base, **chosen(type(base), changes or {}, words=True, whose=known))
 
 
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def _read(name: str, text: str, like: Any) -> Any:
-    """The text as a value of the kind that stands there."""
-    if isinstance(like, tuple):
-        return tuple(_read(name, part.strip(), like[0]) for part in text.split(",") if part.strip())
-    if isinstance(like, bool):
-        if text.lower() not in _TRUTH:
-            raise ValueError(f"{name} must be true or false, got {text!r}")
-        return _TRUTH[text.lower()]
-    try:
-        return type(like)(text)
-    except ValueError as error:
-        kind = {int: "a whole number", float: "a number"}[type(like)]
-        raise ValueError(f"{name} must be {kind}, got {text!r}") from error
+def rising(values: Sequence[float]) -> str | None:
+    """A check of a setting: values that rise."""
+    return None if list(values) == sorted(set(values)) else "must rise"

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ibaml.extras import need
+from ibaml.kinds import FEATURES, IMAGE_SIZE, LIST, NAMES, kind_of_data, refusal
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import Dataset, feature_vectors
 from ibaml.tasks.download import Remote
 from ibaml.tasks.errors import DataError
-from ibaml.tasks.kinds import FEATURES, IMAGE_SIZE, LIST, NAMES, kind_of_data, refusal
 from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
 from ibaml.tasks.sources.decode import Progress
 

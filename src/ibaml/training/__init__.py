@@ -7,8 +7,9 @@ from ibaml.lazy import lazily
 if TYPE_CHECKING:
     from ibaml.training.faults import TrainingError
     from ibaml.training.loop import Outcome, Trainer
+    from ibaml.training.rules import resolve
     from ibaml.training.run import Run, RunError, open_run
-    from ibaml.training.settings import Settings, SettingsError, read_toml, resolve
+    from ibaml.training.settings import Settings, SettingsError, read_toml
     from ibaml.training.start import load, load_run, resume, train
     from ibaml.training.watch import Step, Watcher
 else:
@@ -17,8 +18,9 @@ else:
         {
             "faults": ("TrainingError",),
             "loop": ("Outcome", "Trainer"),
+            "rules": ("resolve",),
             "run": ("Run", "RunError", "open_run"),
-            "settings": ("Settings", "SettingsError", "read_toml", "resolve"),
+            "settings": ("Settings", "SettingsError", "read_toml"),
             "start": ("load", "load_run", "resume", "train"),
             "watch": ("Step", "Watcher"),
         },

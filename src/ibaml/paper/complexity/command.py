@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
 from pathlib import Path
 
+from ibaml.fields import fields_of
 from ibaml.paper.complexity.findings import written
 from ibaml.paper.complexity.measure import measure
 from ibaml.paper.complexity.sweep import Sweep
-from ibaml.training.settings import kind_of, option
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ibaml.complexity", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="Where the points go.")
-    for field in fields(Sweep):
-        kind = int if kind_of(Sweep, field.name) is int else str
-        parser.add_argument(option(field.name), type=kind, help=field.metadata["help"])
+    for field in fields_of(Sweep).values():
+        kind = int if field.kind is int and not field.several else str
+        parser.add_argument(field.flag, type=kind, help=field.help)
     given = vars(parser.parse_args())
     path: Path = given.pop("json")
 

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ibaml.fields import setting
 from ibaml.paper.complexity.fig2_picture import draw
 from ibaml.paper.complexity.findings import findings, slope
 from ibaml.paper.complexity.measure import measure
 from ibaml.paper.complexity.picture import complexity_figure
-from ibaml.paper.complexity.result import Cost, Measured, of_content, read
-from ibaml.paper.complexity.sweep import IMPLICIT_OF, NAMES, POINT_OF, Sweep, label
+from ibaml.paper.complexity.result import Measured, Point, of_content, read
+from ibaml.paper.complexity.sweep import IMPLICIT_OF, Sweep, label
 from ibaml.paper.folder import Numbers, Parts
 from ibaml.paper.study import Findings, Progress, Study
 
@@ -29,32 +30,30 @@ _TWICE = (1.6, 2.5)  # factors that are called about two
 
 @dataclass(frozen=True)
 class Settings:
-    """Those of `ibaml bench complexity`, each left out ("" or 0) as there: the device's default.
+    """Those of `ibaml bench complexity`, with its defaults where they are left out."""
 
-    ``measured``: a JSON file that `ibaml bench complexity` or ``python -m ibaml.complexity`` wrote
-    elsewhere; then nothing is measured, and the other settings are not read.
-    """
-
-    measured: str = ""
-    methods: str = ""
-    ks: str = ""
-    ls: str = ""
-    samples: str = ""
-    curvature: str = ""
-    tasks: int = 0
-    image_size: int = 0
-    channels: int = 0
-    device: str = ""
-    execution: str = ""
-    precision: str = ""
-    repeats: int = 0
-    threads: int = 1
+    measured: str = setting(
+        "", "A JSON file that it wrote elsewhere: nothing is measured, the rest is not read."
+    )
+    methods: str | None = None
+    ks: str | None = None
+    ls: str | None = None
+    samples: str | None = None
+    curvature: str | None = None
+    tasks: int | None = None
+    image_size: int | None = None
+    channels: int | None = None
+    device: str | None = None
+    execution: str | None = None
+    precision: str | None = None
+    repeats: int | None = None
+    threads: int | None = 1
 
     def __post_init__(self) -> None:
         self.sweep()  # refused now, not when all is measured
 
     def given(self) -> dict[str, Any]:
-        found = {name: value or None for name, value in asdict(self).items()}
+        found = asdict(self)
         del found["measured"]
         return found
 
@@ -109,18 +108,17 @@ def _growth(measured: Measured) -> Iterator[Judgement]:
         points = measured.along_steps(method, samples)
         for what in UNITS if len(points) > 1 else ():
             ks = [p.arm.steps for p in points]
-            ys = [_amount(p.backward, what) for p in points]
+            ys = [_amount(p, what) for p in points]
             judge = _straight if explicit else _steady
             yield judge(name, what, ks, ys, "K")
         points = measured.along_cg_steps(method, samples)
         if len(points) > 1:
             ls = [p.arm.cg_steps or 0 for p in points]
-            yield _straight(name, "time", ls, [_amount(p.backward, "time") for p in points], "L")
+            yield _straight(name, "time", ls, [_amount(p, "time") for p in points], "L")
 
 
-def _amount(cost: Cost | None, what: str) -> float:
-    assert cost is not None  # `Measured.along_steps` leaves others out
-    return float(getattr(cost, UNITS[what]))
+def _amount(point: Point, what: str) -> float:
+    return float(getattr(point.backward_cost, UNITS[what]))
 
 
 def _straight(
@@ -167,40 +165,26 @@ def straightness(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 def _parity(measured: Measured) -> Iterator[Judgement]:
     """The implicit backward with L = n takes about as long as the explicit one with K = n."""
-    for explicit, samples in measured.curves():
-        implicit = IMPLICIT_OF.get(explicit, "")
-        ks = {p.arm.steps: p for p in measured.along_steps(explicit, samples)}
-        ls = {p.arm.cg_steps or 0: p for p in measured.along_cg_steps(implicit, samples)}
-        both = [n for n in ks if n in ls]
-        if not both:
-            continue
-        ratios = {
-            n: _amount(ls[n].backward, "time") / _amount(ks[n].backward, "time") for n in both
-        }
-        near = all(1 / _COMPARABLE <= r <= _COMPARABLE for r in ratios.values())
-        said = ", ".join(f"× {r:.2f} at {n}" for n, r in ratios.items())
-        name = f"{NAMES[implicit]} over {label(explicit, samples)}"
+    for implicit, explicit, times in measured.parity():
+        near = all(1 / _COMPARABLE <= ratio <= _COMPARABLE for ratio in times.values())
+        said = ", ".join(f"× {ratio:.2f} at {n}" for n, ratio in times.items())
+        name = f"{implicit} over {explicit}"
         text = (
             f"{name}: the backward's time at K = L is {'' if near else 'not '}comparable: "
             f"{said} (comparable: within a factor of {_COMPARABLE:g})."
         )
-        yield near, text, f"{name}, time at K = L", {str(n): r for n, r in ratios.items()}
+        yield near, text, f"{name}, time at K = L", {str(n): r for n, r in times.items()}
 
 
 def _price(measured: Measured) -> Iterator[Judgement]:
     """A Bayesian method costs about twice its deterministic one: at every K both were measured."""
     for method, samples in measured.curves():
-        point = POINT_OF.get(method, "")
-        plain = {p.arm.steps: p for p in measured.along_steps(point, 1)} if point else {}
-        points = [p for p in measured.along_steps(method, samples) if p.arm.steps in plain]
-        for what in UNITS if points else ():
-            ratios = [
-                _amount(p.backward, what) / _amount(plain[p.arm.steps].backward, what)
-                for p in points
-            ]
+        pairs = measured.beside_deterministic(method, samples)
+        for what in UNITS if pairs else ():
+            ratios = [_amount(ours, what) / _amount(plain, what) for ours, plain in pairs]
             low, high = min(ratios), max(ratios)
             twice = _TWICE[0] <= low and high <= _TWICE[1]
-            name = f"{label(method, samples)} over {NAMES[point]}"
+            name = f"{label(method, samples)} over {pairs[0][1].arm.label}"
             text = (
                 f"{name}: {what} of the backward × {low:.2f} to {high:.2f} over all K. Paper: 2 "
                 f"(here {_TWICE[0]:g} to {_TWICE[1]:g} is called two)."

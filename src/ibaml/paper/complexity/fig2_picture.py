@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ibaml.paper.complexity.picture import COLOURS, MARKS, spread
 from ibaml.paper.complexity.sweep import POINT_OF, label
-from ibaml.report.figure import GREY, blank
+from ibaml.report.figure import GREY, blank, hide_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +46,7 @@ def _panel(axis: Axes, measured: Measured, unit: str) -> None:
     axis.set_ylim(0, None)
     axis.set_xticks(measured.sweep.ks)
     axis.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+    hide_frame(axis)
     top = axis.get_ylim()[1]
     for (x, y, name, colour), height in zip(
         ends, spread([y / top for _, y, _, _ in ends], 0.06), strict=True

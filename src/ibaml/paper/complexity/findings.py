@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ibaml.paper.complexity.result import Cost, Measured, Point
-from ibaml.paper.complexity.sweep import IMPLICIT_OF, NAMES, POINT_OF, label
+from ibaml.paper.complexity.sweep import label
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,13 @@ def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
     return sum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / spread
 
 
-def _backward(point: Point) -> Cost:
-    assert point.backward is not None  # as `Measured.along_steps` has it
-    return point.backward
-
-
 def _ratios(cost: Cost, over: Cost) -> str:
     return f"time × {cost.ms / over.ms:.2f}, memory × {cost.mb / over.mb:.2f}"
 
 
 def _growth(question: str, points: Sequence[Point], xs: Sequence[float], letter: str) -> Finding:
     """From the first to the last point, and a step's part in it."""
-    costs = [_backward(p) for p in points]
+    costs = [p.backward_cost for p in points]
     ms, mb = slope(xs, [c.ms for c in costs]), slope(xs, [c.mb for c in costs])
     ends = f"{letter} = {xs[-1]:.0f} over {letter} = {xs[0]:.0f}"
     answer = f"{_ratios(costs[-1], costs[0])} ({ms:+.3g} ms, {mb:+.3g} MB a step)"
@@ -84,33 +79,24 @@ def _growth_in_cg_steps(measured: Measured) -> Iterator[Finding]:
 
 def _parity(measured: Measured) -> Iterator[Finding]:
     """An implicit backward with L = n beside an explicit one through K = n."""
-    for explicit, samples in measured.curves():
-        implicit = IMPLICIT_OF.get(explicit, "")
-        steps = {p.arm.steps: _backward(p) for p in measured.along_steps(explicit, samples)}
-        cg = {p.arm.cg_steps: _backward(p) for p in measured.along_cg_steps(implicit, samples)}
-        if both := [n for n in steps if n in cg]:
-            times = ", ".join(f"× {cg[n].ms / steps[n].ms:.2f} at {n}" for n in both)
-            names = f"{NAMES[implicit]} over {label(explicit, samples)}"
-            yield Finding("backward's time at K = L, implicit over explicit", names, times)
+    for implicit, explicit, times in measured.parity():
+        said = ", ".join(f"× {ratio:.2f} at {n}" for n, ratio in times.items())
+        yield Finding(
+            "backward's time at K = L, implicit over explicit", f"{implicit} over {explicit}", said
+        )
 
 
 def _price_of_variance(measured: Measured) -> Iterator[Finding]:
     sweep = measured.sweep
     place = f"K = {sweep.fixed_steps}, L = {sweep.fixed_cg_steps}"
     for method, samples in measured.curves():
-        here = _at_fixed(measured, method, samples)
-        point = _at_fixed(measured, POINT_OF.get(method, ""), 1)
-        if here is not None and point is not None:
-            yield Finding(
-                f"backward, Bayesian over deterministic ({place})",
-                f"{label(method, samples)} over {NAMES[POINT_OF[method]]}",
-                _ratios(_backward(here), _backward(point)),
-            )
-
-
-def _at_fixed(measured: Measured, method: str, samples: int) -> Point | None:
-    points = measured.along_steps(method, samples) if method else []
-    return next((p for p in points if p.arm.steps == measured.sweep.fixed_steps), None)
+        for ours, plain in measured.beside_deterministic(method, samples):
+            if ours.arm.steps == sweep.fixed_steps:
+                yield Finding(
+                    f"backward, Bayesian over deterministic ({place})",
+                    f"{label(method, samples)} over {plain.arm.label}",
+                    _ratios(ours.backward_cost, plain.backward_cost),
+                )
 
 
 def _share_of_forward(measured: Measured) -> Iterator[Finding]:
@@ -127,5 +113,5 @@ def _share_of_forward(measured: Measured) -> Iterator[Finding]:
 
 def _share(point: Point) -> str:
     assert point.forward is not None
-    part = point.forward.ms / (point.forward.ms + _backward(point).ms)
+    part = point.forward.ms / (point.forward.ms + point.backward_cost.ms)
     return f"{100 * part:.0f} % at K = {point.arm.steps}"

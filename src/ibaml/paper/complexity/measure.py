@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import gc
-import os
-import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ibaml import methods, nn
-from ibaml._version import __version__
 from ibaml.capture import Recording
 from ibaml.energy import task_roots
 from ibaml.learner import MetaLearner
+from ibaml.machine import machine, threads, within_free_memory
 from ibaml.paper.complexity.result import Cost, Measured, Point
 from ibaml.paper.complexity.sweep import POINT_OF, Arm, Sweep
 from ibaml.tasks import TaskBatch
 from ibaml.training.faults import out_of_memory
-from ibaml.training.memory import Meter, within_free_memory
+from ibaml.training.memory import Meter
 
 Told = Callable[[int, int, str], None]  # done, total, what comes next
 
@@ -87,14 +84,21 @@ def measure(sweep: Sweep, told: Told | None = None) -> Measured:
         order = random.Random(0)
         for _ in range(sweep.repeats):
             work += [(b, b.clock, "time") for b in order.sample(benches, len(benches))]
-    with _threads(sweep.threads), within_free_memory(device):
+    with threads(sweep.threads), within_free_memory(device):
         for done, (bench, run, name) in enumerate(work):
             if told is not None:
                 told(done, len(work), f"{name}: {bench.words}")
             bench.attempt(run, name)
         if told is not None:
             told(len(work), len(work), "done")
-        return Measured(sweep, machine(device), tuple(b.point() for b in benches))
+        return Measured(sweep, _where(device), tuple(b.point() for b in benches))
+
+
+def _where(device: torch.device) -> dict[str, str]:
+    found = machine(device)
+    if device.type == "cuda":
+        found["times"] = "of replays, unless the strategy says launched"
+    return found
 
 
 def _tasks_that_fit(sweep: Sweep) -> TaskBatch:
@@ -278,39 +282,3 @@ class _Bench:
     def _cost(self, phase: str, seconds: Sequence[float]) -> Cost:
         tasks = self.sweep.tasks
         return Cost(1e3 * statistics.median(seconds) / tasks, self.bytes[phase] / 1e6 / tasks)
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def machine(device: torch.device) -> dict[str, str]:
-    """What a figure has to say of where it was measured."""
-    facts = {"device": "", "torch": torch.__version__, "ibaml": __version__}
-    if device.type == "cuda":
-        tf32 = torch.backends.cudnn.allow_tf32
-        return {
-            **facts,
-            "device": torch.cuda.get_device_name(device),
-            "tf32": "in convolutions" if tf32 else "off",
-            "times": "of replays, unless the strategy says launched",
-        }
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = str(torch.get_num_threads())
-    return {**facts, "device": f"{_processor()}, {cores} cores", "threads": threads}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or "CPU"

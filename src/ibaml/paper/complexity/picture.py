@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ibaml.paper.complexity.result import Cost, Measured, Point
 from ibaml.paper.complexity.sweep import IMPLICIT_OF, POINT_OF, label
-from ibaml.report.figure import BLUE, GREY, RED, blank, save
+from ibaml.report.figure import BLUE, GREY, RED, blank, hide_frame, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,8 +139,7 @@ def _panel(
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_ylabel(across)
     axis.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+    hide_frame(axis)
     _label_ends(axis, [(c, c.xs[-1], value(c.costs[-1])) for c in curves])
 
 

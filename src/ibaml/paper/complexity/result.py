@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -11,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ibaml.files import write_whole
-from ibaml.paper.complexity.sweep import IMPLICIT_OF, NAMES, Arm, Sweep
+from ibaml.paper.complexity.sweep import IMPLICIT_OF, NAMES, POINT_OF, Arm, Sweep, label
+from ibaml.paper.folder import as_csv
 
 _FORMAT = "ibaml complexity 1"
 PHASES = ("forward", "backward", "together")
@@ -45,6 +44,12 @@ class Point:
     kept_mb: float | None = None
     strategy: str = ""
     problem: str = ""
+
+    @property
+    def backward_cost(self) -> Cost:
+        """Of a point that was measured, as all points along a curve are."""
+        assert self.backward is not None
+        return self.backward
 
     def row(self) -> dict[str, Any]:
         """As one flat row."""
@@ -92,6 +97,23 @@ class Measured:
             lambda a: a.cg_steps or 0,
         )
 
+    def parity(self) -> Iterator[tuple[str, str, dict[int, float]]]:
+        """The time of an implicit backward with L = n over that of an explicit one through K = n,
+        by n; with the names of both curves, implicit first."""
+        for explicit, samples in self.curves():
+            implicit = IMPLICIT_OF.get(explicit, "")
+            ks = {p.arm.steps: p for p in self.along_steps(explicit, samples)}
+            ls = {p.arm.cg_steps: p for p in self.along_cg_steps(implicit, samples)}
+            if both := [n for n in ks if n in ls]:
+                times = {n: ls[n].backward_cost.ms / ks[n].backward_cost.ms for n in both}
+                yield NAMES[implicit], label(explicit, samples), times
+
+    def beside_deterministic(self, method: str, samples: int) -> list[tuple[Point, Point]]:
+        """Points of a Bayesian curve over K, each with its deterministic method's at that K."""
+        plain = {p.arm.steps: p for p in self.along_steps(POINT_OF.get(method, ""), 1)}
+        points = self.along_steps(method, samples)
+        return [(p, plain[p.arm.steps]) for p in points if p.arm.steps in plain]
+
     def _along(
         self, method: str, samples: int, wanted: Callable[[Arm], bool], key: Callable[[Arm], int]
     ) -> list[Point]:
@@ -117,12 +139,7 @@ class Measured:
         return _write(path, json.dumps(self.content(), indent=1, allow_nan=False) + "\n")
 
     def write_csv(self, path: Path) -> Path:
-        rows = [p.row() for p in self.points]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return _write(path, text.getvalue())
+        return _write(path, as_csv([p.row() for p in self.points]))
 
 
 def _write(path: Path, text: str) -> Path:

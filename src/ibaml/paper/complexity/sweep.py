@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ibaml.curvature import KINDS
-from ibaml.training.build import pick_device
-from ibaml.training.settings import Settings, SettingsError, checked, kind_of, near, setting
+from ibaml.fields import SettingsError, chosen, setting
+from ibaml.machine import pick_device
+from ibaml.words import CURVATURES
 
 NAMES = {"maml": "MAML", "imaml": "iMAML", "abml": "ABML", "ibaml": "iBaML"}
 IMPLICIT_OF = {"maml": "imaml", "abml": "ibaml"}  # the same belief, differentiated otherwise
@@ -61,7 +59,7 @@ class Sweep:
     samples: tuple[int, ...] = setting(
         (1, 5), "Monte-Carlo samples S of ABML and iBaML.", _WHAT, least=1, shown="1,5"
     )
-    curvature: str = setting("ggn", "H of the implicit methods.", _WHAT, choices=KINDS)
+    curvature: str = setting("ggn", "H of the implicit methods.", _WHAT, choices=CURVATURES)
     tasks: int = setting(0, "Tasks at once.", _TASKS, least=1, shown="1; CUDA 8")
     image_size: int = setting(84, "Side of the pictures.", _TASKS, least=16)
     channels: int = setting(32, "Channels of Conv4.", _TASKS, least=1)
@@ -79,14 +77,10 @@ class Sweep:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Sweep:
         """A sweep from what was given, checked; several values may be a text with commas."""
-        known = [f.name for f in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise SettingsError(f"unknown: {name}{near(name, known)}")
-        chosen = {n: _checked(cls, n, v) for n, v in given.items() if v is not None}
-        device = pick_device(Settings(device=chosen.get("device", "auto")))
+        options = {name: _ascending(value) for name, value in chosen(cls, given).items()}
+        device = pick_device(options.get("device", "auto"))
         own = _CUDA if device.type == "cuda" else _CPU
-        sweep = cls(**{**own, **chosen, "device": str(device)})
+        sweep = cls(**{**own, **options, "device": str(device)})
         if sweep.curvature == "lemma" and "imaml" in sweep.methods:
             raise SettingsError("curvature lemma is iBaML's: leave imaml out of methods")
         return sweep
@@ -120,31 +114,9 @@ class Sweep:
         return found
 
 
-def _checked(table: type, name: str, value: Any) -> Any:
-    kind = kind_of(table, name)
-    if typing.get_origin(kind) is not tuple:
-        return checked(table, name, value)
-    return _several(table, name, value, typing.get_args(kind)[0])
-
-
-def _several(table: type, name: str, value: Any, kind: type) -> tuple[Any, ...]:
-    """Different values of one kind, ascending where they are numbers."""
-    meta = table.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
-    parts = re.split(r"[,\s]+", value.strip(", ")) if isinstance(value, str) else list(value)
-    if kind is str:
-        if ill := [p for p in parts if p not in meta["choices"]]:
-            raise SettingsError(
-                f"{name} must be of {', '.join(meta['choices'])}; got {ill[0]!r}"
-                f"{near(str(ill[0]), meta['choices'])}"
-            )
-        return tuple(dict.fromkeys(parts))
-    try:
-        numbers = sorted({int(p) for p in parts})
-    except (TypeError, ValueError):
-        numbers = []
-    if not numbers or numbers[0] < meta["least"]:
-        raise SettingsError(
-            f"{name} must be whole numbers of {meta['least']} or more, with commas between them "
-            f"(1,5,10), got {value!r}"
-        )
-    return tuple(numbers)
+def _ascending(value: Any) -> Any:
+    """Several values, each once; numbers ascend."""
+    if not isinstance(value, tuple):
+        return value
+    values = dict.fromkeys(value)
+    return tuple(values if isinstance(value[0], str) else sorted(values))

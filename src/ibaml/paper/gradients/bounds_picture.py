@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ibaml.report.figure import BLUE, GREEN, GREY, RED, blank
+from ibaml.report.figure import BLUE, GREEN, GREY, INK, ORANGE, RED, blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 
     from ibaml.paper.folder import Numbers
 
-_INK, _ORANGE = "#222222", "#e08214"
 _AGAINST_K = {
-    "explicit error": ("explicit error", _INK, "o-"),
+    "explicit error": ("explicit error", INK, "o-"),
     "implicit error": ("implicit error, exact solve", RED, "o-"),
     "eps": ("ε", BLUE, "--"),
-    "delta": ("δ", _ORANGE, "--"),
-    "explicit bound": ("Theorem 1", _INK, ":"),
+    "delta": ("δ", ORANGE, "--"),
+    "explicit bound": ("Theorem 1", INK, ":"),
     "implicit bound": ("Theorem 2", RED, ":"),
     "implicit bound, Remark 3": ("Theorem 2, Remark 3", GREEN, ":"),
 }
@@ -89,7 +88,7 @@ def _against_steps(axis: Axes, tasks: Sequence[Numbers], title: str) -> None:
 
 def _against_solves(axis: Axes, tasks: Sequence[Numbers], title: str) -> None:
     places = list(dict.fromkeys(row["K"] for row in tasks[0]["solves"]))
-    shades = [_ORANGE, BLUE, RED][-len(places) :]
+    shades = [ORANGE, BLUE, RED][-len(places) :]
     for place, colour in zip(places, shades, strict=True):
         chosen = [
             {**task, "solves": [r for r in task["solves"] if r["K"] == place]} for task in tasks
@@ -119,7 +118,7 @@ def _against_terms(
     ]  # fmt: skip
     for term, chosen, name, colour in (
         ("eps", tasks, "ε, exact solve", BLUE),
-        ("delta'", solved, "δ′, at the optimum", _ORANGE),
+        ("delta'", solved, "δ′, at the optimum", ORANGE),
     ):
         x, y = [], []
         for task in chosen:

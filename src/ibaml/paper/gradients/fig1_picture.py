@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ibaml.report.figure import BLUE, GREEN, GREY, RED, blank
+from ibaml.report.figure import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET, blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ibaml.paper.gradients.fig1 import Curves, Settings
+    from ibaml.paper.gradients.curves import Curves
+    from ibaml.paper.gradients.fig1 import Settings
 
-_INK, _ORANGE, _VIOLET = "#222222", "#e08214", "#7b4fa3"
 _RULES = {
-    "explicit": ("explicit", _INK, "-"),
+    "explicit": ("explicit", INK, "-"),
     "lemma exact": ("implicit, lemma (the paper's)", RED, "-"),
     "energy exact": ("implicit, energy", BLUE, "-"),
     "ggn exact": ("implicit, ggn", GREEN, "--"),
@@ -25,14 +25,14 @@ _RULES = {
 _SOLVERS = {
     "exact": ("exact solve", BLUE, "-"),
     "plain": ("CG from 0", RED, "-"),
-    "warm": ("CG from b/diag", _ORANGE, "--"),
+    "warm": ("CG from b/diag", ORANGE, "--"),
     "preconditioned": ("CG, preconditioned", GREEN, "-."),
 }
 _SPECTRA = {
     "one-small": (BLUE, "o"),
-    "half-small": (_ORANGE, "s"),
+    "half-small": (ORANGE, "s"),
     "linear": (GREEN, "^"),
-    "geometric": (_VIOLET, "D"),
+    "geometric": (VIOLET, "D"),
 }
 _TITLES = {
     "mc": "Monte Carlo, {samples} samples",

@@ -20,39 +20,47 @@ from torch import Tensor
 from ibaml import methods, nn
 from ibaml.curvature import Curvature
 from ibaml.energy import Gaussian, TaskEnergy, detached
+from ibaml.fields import require, setting
 from ibaml.gradient import Record, Unrolled
 from ibaml.linalg import ConjugateGradient, Dense, dense_matrix
 from ibaml.paper.folder import Numbers
 from ibaml.paper.gradients.linear import LinearTest
 from ibaml.paper.gradients.rules import PRIOR, implicit_gradient, slope_at, start_of
 from ibaml.paper.gradients.theorems import Constants, task_constants
+from ibaml.paper.study import rising
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, NewtonCG
 from ibaml.tasks import Sinusoids
 
 SOLVED = "solved"  # the K of the optimum itself
 
 
+def _rising_from_0(values: Sequence[int]) -> str | None:
+    return None if not rising(values) and 0 in values else "must rise from 0"
+
+
 @dataclass(frozen=True)
 class Settings:
-    """``steps`` are the K; δ is computed up to ``jacobian_steps`` (it takes K·dim products); L is
-    varied after the K in ``solved_steps`` and at the optimum."""
+    """How far the errors of one task are looked into."""
 
     seed: int = 0
-    seeds: int = 10
-    steps: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-    jacobian_steps: int = 512
-    solved_steps: tuple[int, ...] = (16, 256)
-    cg_steps: tuple[int, ...] = (
-        1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 20, 24, 28, 32, 36, 40, 48, 64,
+    seeds: int = setting(10, "How many tasks.", least=1)
+    steps: tuple[int, ...] = setting(
+        (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
+        "The K, from 0.", least=0, check=_rising_from_0,
     )  # fmt: skip
-    dimension: int = 32
-    points: int = 5
+    jacobian_steps: int = setting(512, "δ is computed up to this K: K·dim products.", least=0)
+    solved_steps: tuple[int, ...] = setting(
+        (16, 256), "The K after which L is varied, as at the optimum.", least=0
+    )
+    cg_steps: tuple[int, ...] = setting(
+        (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 20, 24, 28, 32, 36, 40, 48, 64),
+        "The L.", least=1,
+    )  # fmt: skip
+    dimension: int = setting(32, "Of the linear model.", least=1)
+    points: int = setting(5, "Between v̂ and the optimum, where constants are computed.", least=2)
 
     def __post_init__(self) -> None:
-        if self.seeds < 1 or self.points < 2:
-            raise ValueError("seeds must be 1 or more, and points 2 or more")
-        if list(self.steps) != sorted(set(self.steps)) or 0 not in self.steps:
-            raise ValueError(f"steps must rise from 0, got {self.steps}")
+        require(self)
 
 
 @dataclass(frozen=True)

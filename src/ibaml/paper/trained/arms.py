@@ -7,14 +7,16 @@ that adapt the head alone, the paper's protocol; the head has the defaults of `i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from ibaml.execution import NORM_STATS
+from ibaml.fields import require, setting
 from ibaml.training import Settings as RunSettings
 from ibaml.training import resolve
+from ibaml.words import NORM_STATS
 
 
 @dataclass(frozen=True)
@@ -60,81 +62,63 @@ _OF_THE_MACHINE = (
 )  # fmt: skip
 
 
+def _each_once(names: Sequence[str]) -> str | None:
+    return None if len(set(names)) == len(names) else "must name each once"
+
+
 @dataclass(frozen=True)
 class Settings:
-    """A comparison of arms. The defaults are the paper's protocol.
-
-    Attributes:
-        data, root, splits, image_size: as `ibaml train` takes them; "" and 0 leave them out.
-        queries: a class of a training task; test tasks have 15.
-        train_tasks, batch: of every arm, and of one meta-step (the paper: 40,000 steps of 2).
-        head_tasks, head_batch: the same for arms that adapt the head.
-        head_steps, head_beta: their Newton steps and β; 0: the defaults of `ibaml train`.
-        meta_lr, inner_lr, samples, beta, init_log_var, cg_steps, lam: β_meta, α, S, β, ρ, L, λ of
-            arms that adapt everything.
-        validations: how often validation looks at ``val_tasks`` tasks during training.
-        test_steps: K in the test, of arms that adapt everything; 0: as in training.
-        which: the weights that are tested, ``"best"`` by validation nll or ``"last"``.
-        norm_stats: batch norm's statistics in the test: ``"batch"`` (the literature's, which is
-            transductive), ``"support"``, ``"running"``, or ``"own"``, what `learner.adapt` takes.
-        diagnosed: tasks on which the meta-gradient at the end of training is looked into.
-    """
+    """A comparison of arms. The defaults are the paper's protocol."""
 
     seed: int = 0
-    arms: tuple[str, ...] = USUAL
-    data: str = "miniimagenet"
-    root: str = ""
-    splits: str = ""
-    image_size: int = 0
+    arms: tuple[str, ...] = setting(
+        USUAL, "What is compared, in this order.", choices=tuple(ARMS), check=_each_once
+    )
+    data: str = setting("miniimagenet", "As `ibaml train` takes it.")
+    root: str = setting("", "Likewise; left out where empty.")
+    splits: str = setting("", "Likewise.")
+    image_size: int = setting(0, "Likewise; 0: the data's own.", least=0)
     ways: int = 5
     shots: int = 5
-    queries: int = 15
-    channels: int = 32
-    train_tasks: int = 80_000
-    batch: int = 2
-    head_tasks: int = 80_000
-    head_batch: int = 8
-    head_steps: int = 0
-    head_beta: float = 0.0
-    meta_lr: float = 0.001
-    inner_lr: float = 0.01
-    samples: int = 5
-    beta: float = 1.0
-    init_log_var: float = -6.0
-    cg_steps: int = 5
-    lam: float = 0.5
-    validations: int = 20
-    val_tasks: int = 100
-    test_tasks: int = 1000
-    test_samples: int = 10
-    test_steps: int = 0
-    test_queries: int = 15
-    norm_stats: str = "batch"
-    which: str = "best"
-    diagnosed: int = 16
+    queries: int = setting(15, "A class of a training task.")
+    channels: int = setting(32, "Of Conv4.")
+    train_tasks: int = setting(80_000, "Of every arm (the paper: 40,000 steps of 2).", least=1)
+    batch: int = setting(2, "Tasks of a meta-step.", least=1)
+    head_tasks: int = setting(80_000, "`train_tasks` of arms that adapt the head.", least=1)
+    head_batch: int = setting(8, "`batch` of arms that adapt the head.", least=1)
+    head_steps: int = setting(0, "Their Newton steps; 0: as `ibaml train`.", least=0)
+    head_beta: float = setting(0.0, "Their β; 0: as `ibaml train`.", least=0)
+    meta_lr: float = setting(0.001, "β_meta of arms that adapt everything, as all to λ.")
+    inner_lr: float = setting(0.01, "α.")
+    samples: int = setting(5, "S.")
+    beta: float = setting(1.0, "β.")
+    init_log_var: float = setting(-6.0, "ρ.")
+    cg_steps: int = setting(5, "L.")
+    lam: float = setting(0.5, "iMAML's λ.")
+    validations: int = setting(20, "How often validation looks in training; 0: never.", least=0)
+    val_tasks: int = setting(100, "Tasks it looks at.", least=1)
+    test_tasks: int = setting(1000, "Test tasks.", least=1)
+    test_samples: int = setting(10, "S in the test.", least=1)
+    test_steps: int = setting(
+        0, "K in the test, of arms that adapt everything; 0: as in training.", least=0
+    )
+    test_queries: int = setting(15, "A class of a test task.", least=1)
+    norm_stats: str = setting(
+        "batch",
+        "Batch norm's statistics in the test: of the batch (the literature's, transductive), the "
+        "support set, the running ones, or own: what `learner.adapt` takes.",
+        choices=(*NORM_STATS, OWN),
+    )
+    which: str = setting(
+        "best", "The weights that are tested, best by validation nll.", choices=("best", "last")
+    )
+    diagnosed: int = setting(16, "Tasks on which the last meta-gradient is looked into.", least=1)
     device: str = "auto"
     precision: str = "full"
-    threads: int = 1
+    threads: int = setting(1, "Threads of torch.", least=1)
 
     def __post_init__(self) -> None:
-        for name in self.arms:
-            if name not in ARMS:
-                raise ValueError(f"arms: there is no {name!r}; there are {', '.join(ARMS)}")
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            raise ValueError("arms: name at least one, and each once")
-        for name in ("train_tasks", "head_tasks", "batch", "head_batch", "val_tasks", "test_tasks",
-                     "test_samples", "test_queries", "diagnosed", "threads"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        if self.test_steps < 0:
-            raise ValueError(f"test_steps must be 0 (as in training) or more: {self.test_steps}")
-        for name, choices in (
-            ("norm_stats", (*NORM_STATS, OWN)), ("which", ("best", "last")),
-        ):  # fmt: skip
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}"
-                )
+        require(self)
         for arm in self.arms:
             run_settings(ARMS[arm], self)  # refused now, not when others are trained
 

@@ -1,14 +1,18 @@
-"""What do the studies that compare arms have in common? Their words and their rows."""
+"""What do the studies that compare arms have in common? Their words, rows and findings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ibaml.assessment import differences, plain
 from ibaml.evaluation import ClassScores, Interval, paired
+from ibaml.paper.study import Findings
 from ibaml.paper.trained.arms import ARMS, Settings
 from ibaml.paper.trained.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAPER = Settings()
 _SOLVED = 0.1  # of ‖∇E‖ at the prior: above it a task is called not solved
@@ -29,6 +33,43 @@ _TUNED = {  # settings in which a protocol can differ from the paper's
 Judged = tuple[list[str], list[str]]
 
 
+def compared(
+    name: str,
+    settings: Settings,
+    results: Sequence[Result],
+    judged: Judged,
+    *,
+    table: Sequence[Mapping[str, Any]],
+    pictures: Mapping[str, Callable[[], Figure]],
+    shown: Sequence[Mapping[str, Any]],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    also: Sequence[str] = (),
+    leaning: Sequence[str] = (),
+) -> Findings:
+    """The findings of a study.
+
+    Args:
+        table, pictures, shown: its main table, its pictures, and the rows in its text.
+        tables: further ones, by what follows the study's name in theirs.
+        also, leaning: sentences after the set-up, and before the notes.
+    """
+    named = {
+        **(tables or {}), "differences": difference_rows(results), "inside": inside_rows(results)
+    }  # fmt: skip
+    agrees, differs = judged
+    return Findings(
+        setup=[*setup(settings, results), *also],
+        agrees=agrees,
+        differs=differs,
+        numbers=numbers(results),
+        tables={name: table, **{f"{name}_{n}": rows for n, rows in named.items() if rows}},
+        pictures=pictures,
+        shown=shown,
+        notes=[*leaning, *notes(settings, results)],
+        machine=" and ".join(dict.fromkeys(r.training["machine"] for r in results)),
+    )
+
+
 def scored(results: Sequence[Result]) -> dict[str, ClassScores]:
     """Scores by the arms' names; an arm that failed has none."""
     return {r.name: r.scores for r in results if r.scores is not None}
@@ -38,11 +79,6 @@ def has_learned(settings: Settings, scores: ClassScores) -> bool:
     """Whether an arm is clearly better than chance. One that is not says the same to everything,
     and is calibrated for no merit of its own."""
     return scores.summary()["accuracy"].low > 1 / settings.ways + _LEARNED
-
-
-def machines(results: Sequence[Result]) -> str:
-    """Where the arms were trained."""
-    return " and ".join(dict.fromkeys(r.training["machine"] for r in results))
 
 
 def setup(settings: Settings, results: Sequence[Result]) -> list[str]:

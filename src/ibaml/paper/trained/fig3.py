@@ -12,20 +12,7 @@ from ibaml.paper.folder import Parts
 from ibaml.paper.study import Findings, Progress, Study
 from ibaml.paper.trained import table1
 from ibaml.paper.trained.arms import ARMS, Settings
-from ibaml.paper.trained.compared import (
-    Judged,
-    claim,
-    difference_rows,
-    has_learned,
-    inside_rows,
-    machines,
-    notes,
-    numbers,
-    rows,
-    scored,
-    setup,
-    written,
-)
+from ibaml.paper.trained.compared import Judged, claim, compared, has_learned, rows, scored, written
 from ibaml.paper.trained.fig3_picture import draw
 from ibaml.paper.trained.results import Result, results
 from ibaml.report import reliability_figure
@@ -38,30 +25,23 @@ QUICK = replace(table1.QUICK, shots=1, train_tasks=320, head_tasks=1600)
 
 def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
     found = results(settings, parts, progress)
-    tables: dict[str, Sequence[Mapping[str, Any]]] = {
-        "fig3": rows(found),
-        "fig3_bins": _bins(found),
-    }
-    if differing := difference_rows(found):
-        tables["fig3_differences"] = differing
-    tables["fig3_inside"] = inside_rows(found)
-    agrees, differs = _judged(settings, scored(found))
     name = found[0].training["data"]["name"]
     title = f"{name}, {settings.ways}-way {settings.shots}-shot, {settings.test_tasks:,} test tasks"
     by_title = {r.title: r.scores for r in found if r.scores is not None}
-    return Findings(
-        setup=[*setup(settings, found), "ECE and MCE: top label, 15 bins of equal width."],
-        agrees=agrees,
-        differs=differs,
-        numbers=numbers(found),
-        tables={n: t for n, t in tables.items() if t},
+    return compared(
+        "fig3",
+        settings,
+        found,
+        _judged(settings, scored(found)),
+        table=rows(found),
+        tables={"bins": _bins(found)},
         pictures={
             "fig3": partial(draw, by_title, title),
             "fig3_reliability": partial(reliability_figure, by_title, title),
         },
         shown=[_shown(r) for r in found],
-        notes=[*_lean(found), *notes(settings, found)],
-        machine=machines(found),
+        also=["ECE and MCE: top label, 15 bins of equal width."],
+        leaning=_lean(found),
     )
 
 

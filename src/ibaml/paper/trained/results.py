@@ -8,26 +8,22 @@ this machine to be read again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ibaml.assessment import Protocol, assess, open_test
 from ibaml.evaluation import ClassScores
-from ibaml.paper.folder import Numbers, Parts, machine
+from ibaml.machine import in_a_line, machine, pick_device, threads
+from ibaml.paper.folder import Numbers, Parts
 from ibaml.paper.study import Progress
 from ibaml.paper.trained.arms import ARMS, OWN, Settings, identity, of_this_machine, run_settings
 from ibaml.paper.trained.inside import look_inside
 from ibaml.paper.trained.packed import packed, unpacked
 from ibaml.training import Run, RunError, Step, open_run, resume, train
-from ibaml.training.build import pick_device
 from ibaml.training.faults import Diverged
-from ibaml.training.run import write_config
 from ibaml.training.start import load_run
 
 Tell = Callable[[int, str], None]  # tasks done of this arm, what is going on
@@ -59,7 +55,7 @@ def results(settings: Settings, parts: Parts, progress: Progress) -> list[Result
     """All arms, one after the other."""
     jobs = [_Job(name, settings, parts) for name in settings.arms]
     total, done, found = sum(job.size for job in jobs), 0, []
-    with _threads(settings.threads):
+    with threads(settings.threads):
         for job in jobs:
             found.append(job.result(partial(_tell, progress, done, total, job.title)))
             done += job.size
@@ -121,10 +117,8 @@ class _Job:
         except Diverged as error:
             run, failed = self.opened(), str(error)
         log = _log(run.path)
-        device = pick_device(self.settings)
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         return {
-            "machine": "; ".join(part for part in (name, machine()) if part),
+            "machine": in_a_line(machine(pick_device(self.settings.device))),
             "data": run.data,
             "iterations": self.settings.iterations,
             "tasks a step": self.settings.tasks,
@@ -147,8 +141,7 @@ class _Job:
             run = self.opened()
             if _complete(run):
                 return run
-            write_config(run)  # it may have begun on another machine
-            run, outcome = resume(self.folder, watchers=watch)
+            run, outcome = resume(run, watchers=watch)  # it may have begun on another machine
         if outcome.signal is not None:
             raise KeyboardInterrupt
         return run
@@ -197,7 +190,7 @@ class _Job:
         if run is None:
             return {}
         source = open_test(run, Protocol(queries=self.settings.queries, device=self.study.device))
-        learner, step = load_run(run, "last", pick_device(self.settings))
+        learner, step = load_run(run, "last", pick_device(self.settings.device))
         return {"step": step, **look_inside(learner, source, self.study.diagnosed)}
 
 
@@ -251,13 +244,3 @@ def _same_data(found: list[Result]) -> None:
             f"the data of {' and '.join(digests.values())} differ, though their name is the same: "
             "train all of them on one (--fresh, or another --out)"
         )
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -8,26 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ibaml.evaluation import ClassScores
 from ibaml.paper.folder import Parts
 from ibaml.paper.study import Findings, Progress, Study
 from ibaml.paper.trained.arms import Settings
-from ibaml.paper.trained.compared import (
-    PAPER,
-    Judged,
-    claim,
-    difference_rows,
-    inside_rows,
-    machines,
-    notes,
-    numbers,
-    rows,
-    scored,
-    setup,
-    written,
-)
+from ibaml.paper.trained.compared import PAPER, Judged, claim, compared, rows, scored, written
 from ibaml.paper.trained.results import Result, results
 from ibaml.paper.trained.table1_picture import draw
 
@@ -60,22 +46,14 @@ QUICK = replace(
 
 def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
     found = results(settings, parts, progress)
-    table = [{**row, **_printed(row["arm"])} for row in rows(found)]
-    tables: dict[str, Sequence[Mapping[str, Any]]] = {"table1": table}
-    if differing := difference_rows(found):
-        tables["table1_differences"] = differing
-    tables["table1_inside"] = inside_rows(found)
-    agrees, differs = _judged(settings, found)
-    return Findings(
-        setup=setup(settings, found),
-        agrees=agrees,
-        differs=differs,
-        numbers=numbers(found),
-        tables=tables,
+    return compared(
+        "table1",
+        settings,
+        found,
+        _judged(settings, found),
+        table=[{**row, **_printed(row["arm"])} for row in rows(found)],
         pictures={"table1": partial(draw, found, PRINTED, _headline(settings, found))},
         shown=[_shown(r) for r in found],
-        notes=notes(settings, found),
-        machine=machines(found),
     )
 
 
