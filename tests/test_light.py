@@ -134,7 +134,7 @@ def test_the_module_as_a_command_loads_no_torch_for_its_help():
     assert not {"torch", "numpy"} & loaded
 
 
-@pytest.mark.parametrize("name", ["ibaml", "ibaml.tasks", "ibaml.training"])
+@pytest.mark.parametrize("name", ["ibaml", "ibaml.tasks", "ibaml.training", "ibaml.assessment"])
 def test_a_lazy_package_offers_what_it_lists_and_what_type_checkers_see(name):
     package = import_module(name)
     tree = ast.parse(Path(package.__file__).read_text())

@@ -5,10 +5,9 @@ keep what was found, `comparison` puts several runs side by side. The parts are 
 asked for: the protocol alone, which the command line shows, needs no torch.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from ibaml.lazy import lazily
 
 if TYPE_CHECKING:
     from ibaml.assessment.comparison import comparable, differences, write_comparison
@@ -17,43 +16,19 @@ if TYPE_CHECKING:
     from ibaml.assessment.pictures import draw_assessment, draw_predictions, draw_waves
     from ibaml.assessment.protocol import Protocol
     from ibaml.assessment.tasks import open_test
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "comparison": ("comparable", "differences", "write_comparison"),
+            "files": ("plain", "write_assessment"),
+            "judge": ("Assessment", "assess", "assess_learner", "norm_protocols"),
+            "pictures": ("draw_assessment", "draw_predictions", "draw_waves"),
+            "protocol": ("Protocol",),
+            "tasks": ("open_test",),
+        },
+    )
 
-_HOMES = {
-    **dict.fromkeys(
-        (
-            "comparable",
-            "differences",
-            "write_comparison",
-        ),
-        "comparison",
-    ),
-    **dict.fromkeys(
-        (
-            "plain",
-            "write_assessment",
-        ),
-        "files",
-    ),
-    **dict.fromkeys(
-        (
-            "Assessment",
-            "assess",
-            "assess_learner",
-            "norm_protocols",
-        ),
-        "judge",
-    ),
-    **dict.fromkeys(
-        (
-            "draw_assessment",
-            "draw_predictions",
-            "draw_waves",
-        ),
-        "pictures",
-    ),
-    **dict.fromkeys(("Protocol",), "protocol"),
-    **dict.fromkeys(("open_test",), "tasks"),
-}
 __all__ = [
     "Assessment",
     "Protocol",
@@ -70,9 +45,3 @@ __all__ = [
     "write_assessment",
     "write_comparison",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -10,6 +10,7 @@ from typing import Any
 from ibaml.assessment.files import drawn_facts, plain
 from ibaml.assessment.protocol import Protocol
 from ibaml.evaluation import ClassScores, Interval, Scores, paired
+from ibaml.extras import missing
 from ibaml.fields import SettingsError
 from ibaml.files import write_whole
 from ibaml.report import draw_comparison, draw_reliability
@@ -54,7 +55,7 @@ def write_comparison(
     title: str,
     target: Target | None = None,
 ) -> list[Path]:
-    """comparison.json, and the pictures."""
+    """comparison.json, and the pictures where matplotlib is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     summaries = {name: s.summary() for name, s in scores.items()}
     content = {
@@ -67,6 +68,8 @@ def write_comparison(
     }
     write_whole(folder / "comparison.json", json.dumps(content, indent=2) + "\n")
     files = [folder / "comparison.json"]
+    if missing("matplotlib") is not None:
+        return files
     of = None if target is None else target.name
     files.append(draw_comparison(summaries, folder / "comparison.png", title, of))
     classes = {n: s for n, s in scores.items() if isinstance(s, ClassScores)}

@@ -9,13 +9,17 @@ import torch
 
 from ibaml.assessment.judge import Assessment
 from ibaml.evaluation import ClassScores
+from ibaml.extras import missing
 from ibaml.learner import MetaLearner
 from ibaml.report import Fit, draw_episode, draw_fits, draw_reliability, draw_selective
 from ibaml.tasks import EpisodeTasks, SinusoidTasks
 
 
 def draw_assessment(found: Assessment, folder: Path, split: str = "test") -> list[Path]:
-    """The pictures of a run: reliability, selective accuracy and an episode, or fits."""
+    """The pictures of a run: reliability, selective accuracy and an episode, or fits; none where
+    matplotlib is missing, for the figures are written already."""
+    if missing("matplotlib") is not None:
+        return []
     pictures = []
     classes = {n or "test tasks": s for n, s in found.scores.items() if isinstance(s, ClassScores)}
     if classes:
