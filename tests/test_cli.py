@@ -31,8 +31,8 @@ def test_every_command_is_one_whole_sentence_on_a_line_of_80_columns(group):
     rows = [line.strip("│ ") for line in lines if line.startswith("│")]
     command = get_command(app)
     for name in group:
-        command = command.commands[name]
-    assert [row.split()[0] for row in rows] == list(command.commands), "a sentence goes on"
+        command = command.get_command(None, name)
+    assert [row.split()[0] for row in rows] == command.list_commands(None), "a sentence goes on"
     for row in rows:
         assert row.endswith("."), row
         assert "…" not in row

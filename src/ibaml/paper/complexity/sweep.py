@@ -77,9 +77,9 @@ class Sweep:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Sweep:
         """A sweep from what was given, checked; several values may be a text with commas."""
-        options = {name: _ascending(value) for name, value in chosen(cls, given).items()}
         from ibaml.machine import pick_device  # torch: not for --help
 
+        options = {name: _ascending(value) for name, value in chosen(cls, given).items()}
         device = pick_device(options.get("device", "auto"))
         own = _CUDA if device.type == "cuda" else _CPU
         sweep = cls(**{**own, **options, "device": str(device)})
