@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ibaml.fields import SettingsError, chosen, setting
-from ibaml.machine import pick_device
 from ibaml.words import CURVATURES
+
+if TYPE_CHECKING:  # --help shows a sweep's options before torch is loaded
+    import torch
 
 NAMES = {"maml": "MAML", "imaml": "iMAML", "abml": "ABML", "ibaml": "iBaML"}
 IMPLICIT_OF = {"maml": "imaml", "abml": "ibaml"}  # the same belief, differentiated otherwise
@@ -77,6 +77,8 @@ class Sweep:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Sweep:
         """A sweep from what was given, checked; several values may be a text with commas."""
+        from ibaml.machine import pick_device
+
         options = {name: _ascending(value) for name, value in chosen(cls, given).items()}
         device = pick_device(options.get("device", "auto"))
         own = _CUDA if device.type == "cuda" else _CPU
@@ -97,6 +99,8 @@ class Sweep:
 
     @property
     def torch_device(self) -> torch.device:
+        import torch
+
         return torch.device(self.device)
 
     def arms(self) -> list[Arm]:
