@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ibaml.fields import SettingsError, chosen, setting
 from ibaml.words import CURVATURES
 
-if TYPE_CHECKING:  # --help shows a sweep's options before torch is loaded
+if TYPE_CHECKING:
     import torch
 
 NAMES = {"maml": "MAML", "imaml": "iMAML", "abml": "ABML", "ibaml": "iBaML"}
@@ -77,9 +77,9 @@ class Sweep:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Sweep:
         """A sweep from what was given, checked; several values may be a text with commas."""
-        from ibaml.machine import pick_device
-
         options = {name: _ascending(value) for name, value in chosen(cls, given).items()}
+        from ibaml.machine import pick_device  # torch: not for --help
+
         device = pick_device(options.get("device", "auto"))
         own = _CUDA if device.type == "cuda" else _CPU
         sweep = cls(**{**own, **options, "device": str(device)})
