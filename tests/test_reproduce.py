@@ -3,12 +3,14 @@ and what Figure 1 and the theorems must show."""
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import ibaml
 from ibaml.cli import app
 from ibaml.linalg import ConjugateGradient, Dense
 from ibaml.paper.folder import Parts, write_page, write_study
@@ -272,6 +275,32 @@ def test_a_page_shows_any_name_and_title_as_the_text_it_is(tmp_path):
 def test_the_paper_is_imported_only_when_asked_for(room):
     code = f"import sys, {room}; sys.exit(any(m.startswith('ibaml.paper') for m in sys.modules))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def imports(nodes) -> list[str]:
+    """What is imported from the library, as dotted names."""
+    return [
+        f"{node.module}.{alias.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ibaml"
+        for alias in node.names
+    ]
+
+
+def test_the_paper_is_a_client_of_what_other_rooms_show():
+    """It takes no private name, and is taken by functions of commands alone."""
+    src = Path(ibaml.__file__).parent
+    clients = {"cli/bench.py", "cli/reproduce.py", "complexity.py"}
+    for file in src.rglob("*.py"):
+        name, tree = file.relative_to(src).as_posix(), ast.parse(file.read_text())
+        every = imports(ast.walk(tree))
+        if name.startswith("paper/"):
+            parts = {part for dotted in every for part in dotted.split(".")} - {"__version__"}
+            assert not [part for part in parts if part.startswith("_")], name
+        else:
+            of_paper = [dotted for dotted in every if dotted.startswith("ibaml.paper")]
+            assert not of_paper or name in clients, name
+            assert not set(of_paper) & set(imports(tree.body)), name
 
 
 def test_help_names_every_study():

@@ -24,14 +24,14 @@ def main() -> None:
     given = vars(parser.parse_args())
     path: Path = given.pop("json")
 
-    def told(done: int, total: int, what: str) -> None:
+    def progress(done: int, total: int, what: str) -> None:
         print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
 
     try:
         sweep = Sweep.of(given)
     except ValueError as error:
         parser.error(str(error))
-    measured = measure(sweep, told)
+    measured = measure(sweep, progress)
     measured.write_json(path)
     print(measured.headline)
     for point in measured.points:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ibaml.paper.complexity.picture import COLOURS, MARKS, spread
+from ibaml.paper.complexity.picture import COLORS, MARKS, spread
 from ibaml.paper.complexity.sweep import POINT_OF, label
 from ibaml.report.figure import GREY, blank, hide_frame
 
@@ -40,19 +40,19 @@ def _panel(axis: Axes, measured: Measured, unit: str) -> None:
         ys = [float(getattr(p.backward, unit)) for p in points]
         few = method in POINT_OF and samples == min(measured.sweep.samples)
         dash = "--" if few and len(measured.sweep.samples) > 1 else "-"
-        axis.plot(ks, ys, dash, color=COLOURS[method], marker=MARKS[method], ms=4, lw=1.8)
-        ends.append((ks[-1], ys[-1], label(method, samples), COLOURS[method]))
+        axis.plot(ks, ys, dash, color=COLORS[method], marker=MARKS[method], ms=4, lw=1.8)
+        ends.append((ks[-1], ys[-1], label(method, samples), COLORS[method]))
     axis.set_xlim(0, None)
     axis.set_ylim(0, None)
     axis.set_xticks(measured.sweep.ks)
     axis.grid(alpha=0.25)
     hide_frame(axis)
     top = axis.get_ylim()[1]
-    for (x, y, name, colour), height in zip(
+    for (x, y, name, color), height in zip(
         ends, spread([y / top for _, y, _, _ in ends], 0.06), strict=True
     ):
         axis.annotate(
             name, (x, y), xytext=(1.03, height), textcoords="axes fraction", va="center",
-            fontsize=9, color=colour,
+            fontsize=9, color=color,
             arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.5, "alpha": 0.5, "shrinkB": 3},
         )  # fmt: skip

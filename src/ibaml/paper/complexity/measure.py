@@ -21,11 +21,10 @@ from ibaml.learner import MetaLearner
 from ibaml.machine import machine, threads, within_free_memory
 from ibaml.paper.complexity.result import Cost, Measured, Point
 from ibaml.paper.complexity.sweep import POINT_OF, Arm, Sweep
+from ibaml.paper.study import Progress
 from ibaml.tasks import TaskBatch
 from ibaml.training.faults import out_of_memory
 from ibaml.training.memory import Meter
-
-Told = Callable[[int, int, str], None]  # done, total, what comes next
 
 _LR = 1e-3  # small enough that nothing diverges at any K; costs do not depend on it
 _WARM = 4  # calls before a recorded meta-step is timed
@@ -67,7 +66,7 @@ def picture_tasks(
     )
 
 
-def measure(sweep: Sweep, told: Told | None = None) -> Measured:
+def measure(sweep: Sweep, progress: Progress | None = None) -> Measured:
     """Measure every arm of the sweep.
 
     First the memory of each, one run that is not timed; then the time of forward and backward,
@@ -86,11 +85,11 @@ def measure(sweep: Sweep, told: Told | None = None) -> Measured:
             work += [(b, b.clock, "time") for b in order.sample(benches, len(benches))]
     with threads(sweep.threads), within_free_memory(device):
         for done, (bench, run, name) in enumerate(work):
-            if told is not None:
-                told(done, len(work), f"{name}: {bench.words}")
+            if progress is not None:
+                progress(done, len(work), f"{name}: {bench.words}")
             bench.attempt(run, name)
-        if told is not None:
-            told(len(work), len(work), "done")
+        if progress is not None:
+            progress(len(work), len(work), "done")
         return Measured(sweep, _where(device), tuple(b.point() for b in benches))
 
 

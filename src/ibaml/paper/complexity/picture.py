@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # explicit methods are warm, implicit ones cold; the deterministic ones paler
-COLOURS = {"maml": "#e8924a", "abml": RED, "imaml": "#5fa8d3", "ibaml": BLUE}
+COLORS = {"maml": "#e8924a", "abml": RED, "imaml": "#5fa8d3", "ibaml": BLUE}
 _DASHES = ("-", "--", "-.", ":")
 MARKS = {"maml": "s", "abml": "D", "imaml": "o", "ibaml": "o"}
 _GAP = 0.065  # between labels, in heights of a panel
@@ -123,7 +123,7 @@ def _panel(
 
     for curve in curves:
         axis.plot(
-            curve.xs, [value(c) for c in curve.costs], curve.dash, color=COLOURS[curve.method],
+            curve.xs, [value(c) for c in curve.costs], curve.dash, color=COLORS[curve.method],
             marker=MARKS[curve.method], ms=3.5, lw=1.7, alpha=0.35 if curve.pale else 1.0,
         )  # fmt: skip
     axis.set_xscale("log")
@@ -148,10 +148,10 @@ def _label_ends(axis: Axes, ends: Sequence[tuple[_Curve, int, float]]) -> None:
     low, high = axis.get_ylim()
     heights = [log(y / low) / log(high / low) for _, _, y in ends]
     for (curve, x, y), height in zip(ends, spread(heights, _GAP), strict=True):
-        colour = COLOURS[curve.method]
+        color = COLORS[curve.method]
         axis.annotate(
             curve.name, (x, y), xytext=(1.05, height), textcoords="axes fraction", va="center",
-            fontsize=8.5, color=colour, alpha=0.6 if curve.pale else 1.0,
+            fontsize=8.5, color=color, alpha=0.6 if curve.pale else 1.0,
             arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.5, "alpha": 0.5,
                         "shrinkA": 1, "shrinkB": 3},
         )  # fmt: skip
@@ -161,18 +161,18 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     """Heights moved as little as may be, in order, so that no two are nearer than the gap."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     groups: list[list[int]] = []
-    centres: list[float] = []
+    centers: list[float] = []
     for i in order:
         groups.append([i])
-        centres.append(heights[i])
+        centers.append(heights[i])
         while len(groups) > 1 and (
-            centres[-1] - centres[-2] < gap * (len(groups[-1]) + len(groups[-2])) / 2
+            centers[-1] - centers[-2] < gap * (len(groups[-1]) + len(groups[-2])) / 2
         ):
             merged = groups[-2] + groups[-1]
             groups[-2:] = [merged]
-            centres[-2:] = [sum(heights[j] for j in merged) / len(merged)]
+            centers[-2:] = [sum(heights[j] for j in merged) / len(merged)]
     found = list(heights)
-    for group, centre in zip(groups, centres, strict=True):
+    for group, center in zip(groups, centers, strict=True):
         for place, i in enumerate(group):
-            found[i] = centre + gap * (place - (len(group) - 1) / 2)
+            found[i] = center + gap * (place - (len(group) - 1) / 2)
     return found

@@ -80,6 +80,8 @@ class Sweep:
         from ibaml.machine import pick_device  # torch: not for --help
 
         options = {name: _ascending(value) for name, value in chosen(cls, given).items()}
+        from ibaml.machine import pick_device  # torch: not for --help
+
         device = pick_device(options.get("device", "auto"))
         own = _CUDA if device.type == "cuda" else _CPU
         sweep = cls(**{**own, **options, "device": str(device)})

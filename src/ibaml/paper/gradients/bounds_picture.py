@@ -73,10 +73,10 @@ def _finish(axis: Axes, title: str, x: str, y: str = "") -> None:
 
 def _against_steps(axis: Axes, tasks: Sequence[Numbers], title: str) -> None:
     steps = np.array([row["K"] for row in tasks[0]["rows"]])
-    for name, (label, colour, dash) in _AGAINST_K.items():
+    for name, (label, color, dash) in _AGAINST_K.items():
         y = _median(tasks, "rows", name)
         wide = 4 if name == "explicit bound" else 1.7  # Theorem 2's lies on it
-        axis.plot(steps[1:], y[1:], dash, color=colour, lw=wide, ms=3.5, label=label)
+        axis.plot(steps[1:], y[1:], dash, color=color, lw=wide, ms=3.5, label=label)
     _finish(axis, f"{title}: against K", "K, steps of adaptation", "error or bound / ‖g*‖; ε; δ")
     axis.set_xticks([k for k in (1, 4, 16, 64, 256, 1024, 4096) if k <= steps[-1]])
     axis.xaxis.set_major_formatter("{x:g}")
@@ -89,19 +89,19 @@ def _against_steps(axis: Axes, tasks: Sequence[Numbers], title: str) -> None:
 def _against_solves(axis: Axes, tasks: Sequence[Numbers], title: str) -> None:
     places = list(dict.fromkeys(row["K"] for row in tasks[0]["solves"]))
     shades = [ORANGE, BLUE, RED][-len(places) :]
-    for place, colour in zip(places, shades, strict=True):
+    for place, color in zip(places, shades, strict=True):
         chosen = [
             {**task, "solves": [r for r in task["solves"] if r["K"] == place]} for task in tasks
         ]
         x = [row["L"] for row in chosen[0]["solves"]]
         at = "at the optimum" if place == "solved" else f"after K = {place}"
         y = _median(chosen, "solves", "implicit error")
-        axis.plot(x, y, "o-", color=colour, lw=1.7, ms=3.5, label=f"implicit error {at}")
+        axis.plot(x, y, "o-", color=color, lw=1.7, ms=3.5, label=f"implicit error {at}")
         if place == "solved":
             for name, label, dash in (("delta'", "δ′ there", "--"), (
                 "implicit bound", "Theorem 2 there", ":")):  # fmt: skip
                 y = _median(chosen, "solves", name)
-                axis.plot(x, y, dash, color=colour, lw=1.7, label=label)
+                axis.plot(x, y, dash, color=color, lw=1.7, label=label)
     _finish(axis, f"{title}: against L", "L, steps of plain CG", "error, bound, δ′ / ‖g*‖")
     axis.set_xticks([n for n in (1, 2, 4, 8, 16, 32, 64) if n <= x[-1]])
     axis.xaxis.set_major_formatter("{x:g}")
@@ -116,7 +116,7 @@ def _against_terms(
     solved = [
         {**task, "rows": [r for r in task["solves"] if r["K"] == "solved"]} for task in tasks
     ]  # fmt: skip
-    for term, chosen, name, colour in (
+    for term, chosen, name, color in (
         ("eps", tasks, "ε, exact solve", BLUE),
         ("delta'", solved, "δ′, at the optimum", ORANGE),
     ):
@@ -129,7 +129,7 @@ def _against_terms(
                     y.append(row["implicit error"] / task["size"])
         slope = numbers[f"slope in {term}"]
         label = f"{name}" + ("" if slope is None else f": slope {slope['median']:.2f}")
-        axis.plot(x, y, "o", color=colour, ms=3.5, alpha=0.6, label=label)
+        axis.plot(x, y, "o", color=color, ms=3.5, alpha=0.6, label=label)
     guide = np.array([1e-11, 1.0])
     for scale in (1e-3, 1.0, 1e3):
         axis.plot(guide, scale * guide, ":", color=GREY, lw=1, zorder=0)

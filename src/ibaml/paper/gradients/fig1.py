@@ -42,17 +42,17 @@ class Settings:
     seeds: int = setting(30, "How many tasks; a spread is shown.", least=2)
     steps: tuple[int, ...] = setting(
         (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 100, 200, 500),
-        "The K.", least=0, check=rising,
+        "Steps of adaptation, K.", least=0, check=rising,
     )  # fmt: skip
-    cg_steps: int = setting(2, "L.", least=1)
-    samples: int = setting(64, "Of Monte Carlo.", least=1)
-    dimension: int = setting(32, "Of the linear model, and its support examples.", least=1)
+    cg_steps: int = setting(2, "Steps of conjugate gradients, L.", least=1)
+    samples: int = setting(64, "Monte-Carlo samples.", least=1)
+    dimension: int = setting(32, "Weights of the linear model, and support examples.", least=1)
     stiffness: float = setting(0.5, "α·σ_max(X)²/σ², the scale of X.")
     spectrum: Spectrum = "one-small"
     queries: QueryInputs = "gaussian"
     scan_seeds: int = setting(10, "How many tasks a point; quartiles are shown.", least=2)
     scan_steps: tuple[int, ...] = setting(
-        (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30), "The K.", least=0, check=rising
+        (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30), "K there.", least=0, check=rising
     )
     scan_stiffness: tuple[float, ...] = setting((0.1, 0.25, 0.5, 1.0, 1.5), "The scales of X.")
 

@@ -78,13 +78,13 @@ def _steps(axis: Axes, steps: Sequence[int], title: str) -> None:
 
 
 def _lines(axis: Axes, steps: Sequence[int], ratio: np.ndarray, look: Any, band: bool) -> None:
-    label, colour, dash = look
+    label, color, dash = look
     shown = [i for i, k in enumerate(steps) if k]
     x = [steps[i] for i in shown]
     if band:
         low, high = np.quantile(ratio[:, shown], [0.1, 0.9], axis=0)
-        axis.fill_between(x, low, high, color=colour, alpha=0.09, lw=0)
-    axis.plot(x, ratio[:, shown].mean(0), dash, color=colour, lw=1.9, label=label)
+        axis.fill_between(x, low, high, color=color, alpha=0.09, lw=0)
+    axis.plot(x, ratio[:, shown].mean(0), dash, color=color, lw=1.9, label=label)
 
 
 def _errors(axis: Axes, curves: Curves, expectation: str, title: str) -> None:
@@ -106,12 +106,12 @@ def _wins(axis: Axes, curves: Curves) -> None:
     """How many seeds have the implicit gradient closer to the oracle."""
     shown = [i for i, k in enumerate(curves.steps) if k]
     x = [curves.steps[i] for i in shown]
-    for rule, name, colour in (("lemma exact", "lemma", RED), ("energy exact", "energy", BLUE)):
+    for rule, name, color in (("lemma exact", "lemma", RED), ("energy exact", "energy", BLUE)):
         for expectation, dash in (("mc", "-"), ("exact", "--")):
             seeds = len(curves.ratio[expectation][rule])
             share = 100 * curves.wins(expectation, rule)[shown] / seeds
             label = f"{name}, {'Monte Carlo' if expectation == 'mc' else 'closed form'}"
-            axis.plot(x, share, dash, color=colour, lw=1.8, marker="o", ms=3.5, label=label)
+            axis.plot(x, share, dash, color=color, lw=1.8, marker="o", ms=3.5, label=label)
     axis.set_ylim(-3, 103)
     axis.set_ylabel("% of seeds closer than explicit")
     _steps(axis, curves.steps, "Implicit (exact solve) closer than explicit")
@@ -138,19 +138,19 @@ def _solvers(axis: Axes, curves: Curves, kind: str, cg_steps: int) -> None:
 def _crossings(axis: Axes, scan: Sequence[Mapping[str, Any]], settings: Settings) -> None:
     """The K where the paper's form overtakes explicit, by spectrum, scale and query inputs."""
     top = settings.scan_steps[-1]
-    for spectrum, (colour, marker) in _SPECTRA.items():
+    for spectrum, (color, marker) in _SPECTRA.items():
         for queries, dash in (("gaussian", "-"), ("aligned", "--")):
             rows = [r for r in scan if r["spectrum"] == spectrum and r["queries"] == queries]
             x = [r["stiffness"] for r in rows]
             y = [r["crossing of the means"] for r in rows]
             beyond = [(a, top * 1.12) for a, b in zip(x, y, strict=True) if b is None]
             axis.plot(
-                x, [np.nan if b is None else b for b in y], dash, color=colour, lw=1.6,
-                marker=marker, ms=5, mfc=colour if queries == "gaussian" else "white",
+                x, [np.nan if b is None else b for b in y], dash, color=color, lw=1.6,
+                marker=marker, ms=5, mfc=color if queries == "gaussian" else "white",
                 label=f"{spectrum}, {queries}",
             )  # fmt: skip
             if beyond:
-                axis.plot(*zip(*beyond, strict=True), "^", color=colour, ms=7, clip_on=False)
+                axis.plot(*zip(*beyond, strict=True), "^", color=color, ms=7, clip_on=False)
     axis.axhline(5, color=GREY, ls=":", lw=1.3)
     axis.set_xscale("log")
     axis.set_yscale("log")

@@ -46,17 +46,17 @@ class Settings:
     seeds: int = setting(10, "How many tasks.", least=1)
     steps: tuple[int, ...] = setting(
         (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
-        "The K, from 0.", least=0, check=_rising_from_0,
+        "Steps of adaptation, K, from 0.", least=0, check=_rising_from_0,
     )  # fmt: skip
     jacobian_steps: int = setting(512, "δ is computed up to this K: K·dim products.", least=0)
     solved_steps: tuple[int, ...] = setting(
-        (16, 256), "The K after which L is varied, as at the optimum.", least=0
+        (16, 256), "The K after which L is varied; it is at the optimum, too.", least=0
     )
     cg_steps: tuple[int, ...] = setting(
         (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 20, 24, 28, 32, 36, 40, 48, 64),
-        "The L.", least=1,
+        "Steps of conjugate gradients, L.", least=1,
     )  # fmt: skip
-    dimension: int = setting(32, "Of the linear model.", least=1)
+    dimension: int = setting(32, "Weights of the linear model.", least=1)
     points: int = setting(5, "Between v̂ and the optimum, where constants are computed.", least=2)
 
     def __post_init__(self) -> None:

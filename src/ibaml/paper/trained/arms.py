@@ -81,24 +81,26 @@ class Settings:
     ways: int = 5
     shots: int = 5
     queries: int = setting(15, "A class of a training task.")
-    channels: int = setting(32, "Of Conv4.")
+    channels: int = setting(32, "Channels of Conv4.")
     train_tasks: int = setting(80_000, "Of every arm (the paper: 40,000 steps of 2).", least=1)
     batch: int = setting(2, "Tasks of a meta-step.", least=1)
     head_tasks: int = setting(80_000, "`train_tasks` of arms that adapt the head.", least=1)
     head_batch: int = setting(8, "`batch` of arms that adapt the head.", least=1)
     head_steps: int = setting(0, "Their Newton steps; 0: as `ibaml train`.", least=0)
     head_beta: float = setting(0.0, "Their β; 0: as `ibaml train`.", least=0)
-    meta_lr: float = setting(0.001, "β_meta of arms that adapt everything, as all to λ.")
-    inner_lr: float = setting(0.01, "α.")
-    samples: int = setting(5, "S.")
-    beta: float = setting(1.0, "β.")
-    init_log_var: float = setting(-6.0, "ρ.")
-    cg_steps: int = setting(5, "L.")
+    meta_lr: float = setting(
+        0.001, "β_meta; this and what follows down to λ: of arms that adapt everything."
+    )
+    inner_lr: float = setting(0.01, "α, the step size of adaptation.")
+    samples: int = setting(5, "Monte-Carlo samples S in training.")
+    beta: float = setting(1.0, "β, the weight of the KL term.")
+    init_log_var: float = setting(-6.0, "ρ at the start, the log-variance of the prior.")
+    cg_steps: int = setting(5, "Steps of conjugate gradients, L.")
     lam: float = setting(0.5, "iMAML's λ.")
     validations: int = setting(20, "How often validation looks in training; 0: never.", least=0)
     val_tasks: int = setting(100, "Tasks it looks at.", least=1)
     test_tasks: int = setting(1000, "Test tasks.", least=1)
-    test_samples: int = setting(10, "S in the test.", least=1)
+    test_samples: int = setting(10, "Samples in the test.", least=1)
     test_steps: int = setting(
         0, "K in the test, of arms that adapt everything; 0: as in training.", least=0
     )

@@ -21,13 +21,13 @@ def draw(scores: Mapping[str, ClassScores], headline: str) -> Figure:
     figure = blank(1.3 * len(scores) + 2.2, 4.4)
     axis = figure.subplots()
     places = np.arange(len(scores))
-    for shift, metric, colour in ((-0.19, "ece", BLUE), (0.19, "mce", ORANGE)):
+    for shift, metric, color in ((-0.19, "ece", BLUE), (0.19, "mce", ORANGE)):
         found = [summary[metric] for summary in summaries]
         values = np.array([100 * f.value for f in found])
         ends = 100 * np.array([[f.low, f.high] for f in found])
         ends = np.where(np.isfinite(ends), ends, values[:, None])
         reach = np.abs(ends.T - values)
-        axis.bar(places + shift, values, 0.36, color=colour, label=metric.upper())
+        axis.bar(places + shift, values, 0.36, color=color, label=metric.upper())
         axis.errorbar(places + shift, values, yerr=reach, fmt="none", color=INK, lw=1.2, capsize=3)
     axis.set_xticks(places, [name.replace(", ", "\n") for name in scores], fontsize=9)
     axis.set_ylabel("calibration error, %  (lower is better)")

@@ -60,12 +60,12 @@ def _differences(axis: Axes, arms: Sequence[Result], printed: Printed) -> None:
     axis.set_xlabel("hollow: the paper, miniImageNet" if base else "", fontsize=9)
 
 
-def _dots(axis: Axes, values: Sequence[Interval], scale: float, colour: str) -> None:
+def _dots(axis: Axes, values: Sequence[Interval], scale: float, color: str) -> None:
     for height, found in enumerate(values):
         if math.isfinite(found.high - found.low):
             reach = [[scale * (found.value - found.low)], [scale * (found.high - found.value)]]
-            axis.errorbar(scale * found.value, height, xerr=reach, color=colour, lw=2, capsize=4)
-        axis.plot(scale * found.value, height, "o", ms=7, color=colour)
+            axis.errorbar(scale * found.value, height, xerr=reach, color=color, lw=2, capsize=4)
+        axis.plot(scale * found.value, height, "o", ms=7, color=color)
     axis.margins(x=0.1)
     axis.locator_params(axis="x", nbins=6)
     axis.grid(axis="x", alpha=0.25)
