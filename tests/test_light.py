@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,12 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 import ibaml
-from ibaml import extras
 from ibaml.cli import app
 from ibaml.extras import MissingLibrary, missing, need
 from runs import environment
 
 runner = CliRunner()
+PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 LIBRARIES = (
     "typer", "rich", "matplotlib", "PIL", "scipy", "tensorboard", "filelock", "jinja2", "tomli_w",
     "safetensors", "fontTools", "sklearn", "torchmetrics", "pandas",
@@ -39,6 +40,10 @@ class Without:
 
 sys.meta_path = [Without(finder) for finder in sys.meta_path]
 """
+
+
+def names(requirements: list[str]) -> list[str]:
+    return [line.split(">")[0] for line in requirements]
 
 
 def python(code: str) -> str:
@@ -169,16 +174,26 @@ def without(monkeypatch):
     return hide
 
 
-def test_every_extra_that_is_named_is_one_of_the_package():
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
-    offered = project["project"]["optional-dependencies"]
-    core = {line.split(">")[0] for line in project["project"]["dependencies"]}
-    for library, (_, extra) in extras._USES.items():
-        package = extras._PACKAGES.get(library, library)
-        installed = core if extra is None else {line.split(">")[0] for line in offered[extra]}
-        assert package in installed, library
-    users = [name for name in offered if name not in ("all", "test", "peers")]
-    assert offered["all"] == [f"ibaml[{','.join(users)}]"]
+@pytest.mark.parametrize(
+    "library",
+    ["matplotlib", "tensorboard", "fontTools", "scipy", "PIL", "safetensors", "filelock",
+     "tomli_w"],
+)  # fmt: skip
+def test_the_pip_line_installs_what_is_missing(library, without):
+    without(library)
+    package = re.search(r"need (\S+), which is not installed", missing(library))[1]
+    line = re.search(r'pip install "?([^"]+)"?$', missing(library))[1]
+    if line == package:  # a dependency of ours, which was left out
+        assert package in names(PROJECT["dependencies"])
+    else:
+        extra = re.fullmatch(r"ibaml\[(\w+)\]", line)[1]
+        assert package in names(PROJECT["optional-dependencies"][extra])
+
+
+def test_all_is_every_extra_of_a_user():
+    extras = PROJECT["optional-dependencies"]
+    users = [name for name in extras if name not in ("all", "test", "peers")]
+    assert extras["all"] == [f"ibaml[{','.join(users)}]"]
 
 
 def test_a_refusal_says_what_for_and_how_to_install_it(without):
@@ -219,6 +234,17 @@ def test_saving_names_what_is_missing(tmp_path, without):
     learner = ibaml.methods.maml(ibaml.nn.mlp(1, 1))
     with pytest.raises(MissingLibrary, match="pip install safetensors"):
         learner.save(tmp_path / "a.ibaml")
+
+
+@pytest.mark.parametrize("library", ["tomli_w", "filelock", "safetensors"])
+def test_a_run_is_refused_before_its_first_iteration(library, tmp_path, without):
+    without(library)
+    run = tmp_path / "run"
+    done = runner.invoke(app, ["train", "--data", "sinusoids", "--out", str(run)])
+    assert done.exit_code == 1
+    assert "pip install " in done.output
+    assert "need" in done.output
+    assert not list(run.glob("checkpoints/*"))
 
 
 def test_images_name_what_is_missing(without):

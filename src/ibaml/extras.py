@@ -19,7 +19,6 @@ _USES: dict[str, tuple[str, str | None]] = {
     "safetensors": ("saved files", None),
     "filelock": ("run folders", None),
     "tomli_w": ("run folders", None),
-    "jinja2": ("pages", None),
 }
 _PACKAGES = {"fontTools": "fonttools", "PIL": "pillow", "tomli_w": "tomli-w"}
 

@@ -19,6 +19,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ibaml.extras import need
+
 Check = Callable[[Any], str | None]  # of a value: what it must be ("must rise"), None where it is
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -283,7 +285,8 @@ def read_toml(path: Path, table: type) -> dict[str, Any]:
 
 def write_toml(options: Any) -> str:
     """A table as a TOML file that `read_toml` gives back; what is None is left out."""
-    import tomli_w  # the machine that measures has torch and numpy alone
+    need("tomli_w")  # the machine that measures has torch and numpy alone
+    import tomli_w
 
     values = {name: getattr(options, name) for name in fields_of(type(options))}
     return tomli_w.dumps({name: value for name, value in values.items() if value is not None})

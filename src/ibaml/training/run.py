@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ibaml._version import __version__
+from ibaml.extras import need
 from ibaml.fields import SettingsError, write_toml
 from ibaml.files import write_whole
 from ibaml.training.checkpoint import CheckpointError, pack, unpack
@@ -179,6 +180,8 @@ class Run:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the folder: no two processes train in it."""
+        need("filelock")
+        need("safetensors")  # of the checkpoints to come
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.path / ".lock", timeout=0)

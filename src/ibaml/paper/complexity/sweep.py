@@ -80,7 +80,6 @@ class Sweep:
         from ibaml.machine import pick_device  # torch: not for --help
 
         options = {name: _ascending(value) for name, value in chosen(cls, given).items()}
-        from ibaml.machine import pick_device  # torch: not for --help
 
         device = pick_device(options.get("device", "auto"))
         own = _CUDA if device.type == "cuda" else _CPU
