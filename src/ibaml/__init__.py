@@ -6,21 +6,53 @@
 >>> learner(batch).backward()
 """
 
-from ibaml import linalg, methods, nn, objectives, tasks
+from typing import TYPE_CHECKING
+
 from ibaml._version import __version__
-from ibaml.artefact import load_posterior
-from ibaml.curvature import Curvature
-from ibaml.diagnostics import Diagnostics
-from ibaml.energy import Categorical, Gaussian, Likelihood
-from ibaml.gradient import FirstOrder, Implicit, Record, Reptile, Unrolled, implicit_solve
-from ibaml.learner import MetaLearner
-from ibaml.linalg import ConjugateGradient, Dense, Neumann, Reason
-from ibaml.objectives import Abml, PredictiveNll, QueryNll
-from ibaml.posterior import Posterior, Posteriors
-from ibaml.recommended import recommend
-from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
-from ibaml.tasks import TaskBatch
-from ibaml.training.start import load
+from ibaml.lazy import lazily
+
+if TYPE_CHECKING:
+    from ibaml import linalg, methods, nn, objectives, tasks
+    from ibaml.artefact import load_posterior
+    from ibaml.curvature import Curvature
+    from ibaml.diagnostics import Diagnostics
+    from ibaml.energy import Categorical, Gaussian, Likelihood
+    from ibaml.gradient import FirstOrder, Implicit, Record, Reptile, Unrolled, implicit_solve
+    from ibaml.learner import MetaLearner
+    from ibaml.linalg import ConjugateGradient, Dense, Neumann, Reason
+    from ibaml.objectives import Abml, PredictiveNll, QueryNll
+    from ibaml.posterior import Posterior, Posteriors
+    from ibaml.recommended import recommend
+    from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
+    from ibaml.tasks import TaskBatch
+    from ibaml.training.start import load
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "artefact": ("load_posterior",),
+            "curvature": ("Curvature",),
+            "diagnostics": ("Diagnostics",),
+            "energy": ("Categorical", "Gaussian", "Likelihood"),
+            "gradient": (
+                "FirstOrder",
+                "Implicit",
+                "Record",
+                "Reptile",
+                "Unrolled",
+                "implicit_solve",
+            ),
+            "learner": ("MetaLearner",),
+            "linalg": ("ConjugateGradient", "Dense", "Neumann", "Reason"),
+            "objectives": ("Abml", "PredictiveNll", "QueryNll"),
+            "posterior": ("Posterior", "Posteriors"),
+            "recommended": ("recommend",),
+            "solve": ("Adam", "GradientDescent", "NaturalDescent", "NewtonCG"),
+            "tasks": ("TaskBatch",),
+            "training.start": ("load",),
+        },
+        modules=("linalg", "methods", "nn", "objectives", "tasks"),
+    )
 
 __all__ = [
     "Abml",

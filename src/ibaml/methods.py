@@ -30,9 +30,6 @@ from ibaml.learner import MetaLearner
 from ibaml.linalg import ConjugateGradient
 from ibaml.objectives import Abml, Objective
 from ibaml.recommended import (
-    READ_BY,
-    SOLVERS,
-    SolverName,
     make_solver,
     recommend,
     recommended,
@@ -41,6 +38,7 @@ from ibaml.recommended import (
 from ibaml.solve import Rate, Solver
 from ibaml.tasks import Dataset, Inputs, TaskSource
 from ibaml.weights import Belief, DiagonalGaussian, Point, Selection
+from ibaml.words import READ_BY, SOLVERS, SolverName
 
 
 class Options(TypedDict, total=False):

@@ -1,12 +1,10 @@
 """How many weight sets run through one network, and with which batch-norm statistics."""
 
-from ibaml.execution.choice import EXECUTIONS, Execution, Precision, choose
+from ibaml.execution.choice import choose
 from ibaml.execution.fold_rules import Unfoldable
 from ibaml.execution.norm import (
-    NORM_STATS,
     Buffers,
     Moments,
-    NormStats,
     Plan,
     Statistics,
     norm_buffers,
@@ -18,6 +16,7 @@ from ibaml.execution.norm import (
 from ibaml.execution.runner import Runner
 from ibaml.execution.strategy import Strategy
 from ibaml.execution.turn import held, training
+from ibaml.words import EXECUTIONS, NORM_STATS, Execution, NormStats, Precision
 
 __all__ = [
     "EXECUTIONS",

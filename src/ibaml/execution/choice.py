@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import torch
 from torch import nn
@@ -17,11 +16,9 @@ from ibaml.execution.single import Single
 from ibaml.execution.strategy import Strategy
 from ibaml.execution.turn import held
 from ibaml.execution.vmap import Vmap
+from ibaml.words import EXECUTIONS, PRECISIONS, Execution, Precision
 
-Execution = Literal["auto", "loop", "single", "vmap", "fold", "head"]
-EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
 STRATEGIES: tuple[type[Strategy], ...] = (Loop, Single, Vmap, Fold)
-Precision = Literal["full", "bfloat16"]
 _LARGE = 2000  # inputs of a task (five pictures of 20×20) from which our operations pay on a CPU
 
 
@@ -42,7 +39,7 @@ def choose(
     """
     if execution not in EXECUTIONS:
         raise ValueError(f"execution must be one of {EXECUTIONS}, got {execution!r}")
-    if precision not in get_args(Precision):
+    if precision not in PRECISIONS:
         raise ValueError(f'precision must be "full" or "bfloat16", got {precision!r}')
     asked = next((s for s in STRATEGIES if s.name == execution), None)
     if asked is not None and (why := asked.refusal(model)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import local
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,7 @@ from ibaml.execution.deferred import now
 from ibaml.execution.marks import folds_of, is_folded
 from ibaml.execution.moments import MomentsListener, listen
 from ibaml.execution.normalise import channel_moments
-
-NormStats = Literal["batch", "support", "running"]
-NORM_STATS: tuple[NormStats, ...] = ("batch", "support", "running")
+from ibaml.words import NORM_STATS, NormStats
 
 Buffers = dict[str, Tensor | None]
 Plan = dict[str, NormStats]  # layer name -> the statistics it uses

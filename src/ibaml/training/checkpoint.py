@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ibaml.extras import need
+
 FORMAT = 1
 
 
@@ -19,6 +21,7 @@ class CheckpointError(ValueError):
 
 def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
     """A safetensors file of the tensors, with the facts and a digest in its header."""
+    need("safetensors")
     from safetensors.torch import save
 
     # tensors of their own: names that share a tensor are stored twice, and come back the same
@@ -33,6 +36,7 @@ def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
 
 def unpack(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a file that `pack` made; damage is found."""
+    need("safetensors")
     from safetensors import SafetensorError
     from safetensors.torch import load
 
