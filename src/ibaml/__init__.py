@@ -21,6 +21,7 @@ from ibaml.recommended import recommend
 from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
 from ibaml.tasks import TaskBatch
 from ibaml.training.start import load
+from ibaml.weights import DiagonalGaussian, Point
 
 __all__ = [
     "Abml",
@@ -30,6 +31,7 @@ __all__ = [
     "Curvature",
     "Dense",
     "Diagnostics",
+    "DiagonalGaussian",
     "FirstOrder",
     "Gaussian",
     "GradientDescent",
@@ -39,6 +41,7 @@ __all__ = [
     "NaturalDescent",
     "Neumann",
     "NewtonCG",
+    "Point",
     "Posterior",
     "Posteriors",
     "PredictiveNll",

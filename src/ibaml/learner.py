@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ibaml.arguments import check_module
 from ibaml.capture import Captures, waits
 from ibaml.checks import (
     check_model,
     check_options,
+    check_running,
     check_tasks,
     settle,
 )
@@ -54,7 +56,7 @@ from ibaml.execution import (
 from ibaml.gradient import GradientRule, Record, Reptile, Unrolled
 from ibaml.labels import as_tensor, encoded, is_numbers
 from ibaml.metastep import MetaStep, Reads, Repair, guarded, reaches_outside
-from ibaml.objectives import Objective, QueryNll
+from ibaml.objectives import Objective, ObjectiveName, QueryNll, as_objective
 from ibaml.posterior import Posterior, Posteriors
 from ibaml.second_derivatives import check_second_derivatives
 from ibaml.seeding import draw_seed
@@ -99,7 +101,8 @@ class MetaLearner(nn.Module):
         belief: `Point` or `DiagonalGaussian`.
         solver: how a task is solved.
         gradient: how the meta-parameters learn from the solution.
-        objective: the meta-loss (default: query nll).
+        objective: the meta-loss, an object, or ``"query"`` (the default), ``"predictive"`` or
+            ``"abml"``.
         likelihood: None (categorical for integer targets, Gaussian with σ = 1 for floating ones), a
             `Likelihood`, or any callable (outputs, y) -> nll per example.
         adapt, freeze: which weights are adapted to every task, and which nobody changes; the rest
@@ -129,7 +132,7 @@ class MetaLearner(nn.Module):
         belief: Belief,
         solver: Solver,
         gradient: GradientRule,
-        objective: Objective | None = None,
+        objective: Objective | ObjectiveName | None = None,
         likelihood: NllFunction | None = None,
         *,
         adapt: Selection = "all",
@@ -145,12 +148,13 @@ class MetaLearner(nn.Module):
         diagnose: bool = True,
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        check_module(model)
+        objective = as_objective(objective)
         self.likelihood: Likelihood = as_likelihood(likelihood)
         check_options(
             belief, solver, gradient, objective, self.likelihood, samples, noise, beta, init_log_var
         )
+        check_running(execution, precision, capture, diagnose)
         self.roles = assign_roles(model, adapt, freeze)
         self.selection = adapt
         self.inputs: Inputs | None = None  # how raw inputs are prepared, where that is known
@@ -284,15 +288,8 @@ class MetaLearner(nn.Module):
                 f"{unknown[0]} cannot be replaced: only {', '.join(_REPLACEABLE)} can (the rest is "
                 "fixed with the weights: make another learner)"
             )
-        for name, what in (
-            ("solver", "solve"),
-            ("gradient", "__call__"),
-            ("objective", "__call__"),
-        ):
-            if name in choices and not hasattr(choices[name], what):
-                raise TypeError(
-                    f"{name} must be an object such as one of ibaml's, got {choices[name]!r}"
-                )
+        if "objective" in choices:
+            choices["objective"] = as_objective(choices["objective"])
         now = {name: choices.get(name, getattr(self, name)) for name in _REPLACEABLE}
         learned = isinstance(now["solver"], Descent) and now["solver"].learn_lr
         if learned and not len(self.log_lr):
@@ -313,6 +310,7 @@ class MetaLearner(nn.Module):
             now["beta"],
             0.0,
         )
+        check_running(now["execution"], now["precision"], now["capture"], now["diagnose"])
         check_model(self.model, self.roles, now["gradient"], bool(self.layout.rows))
         if now["objective"] is None:
             now["objective"] = QueryNll()
@@ -331,10 +329,11 @@ class MetaLearner(nn.Module):
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """What happened in the last call, per task."""
+        """What happened in the last call until now, per task: a record that does not change. Read
+        it after ``backward()`` for the linear solves behind the gradient."""
         if self._diagnostics is None:
             raise RuntimeError("no diagnostics yet: call the learner on a TaskBatch first")
-        return self._diagnostics
+        return self._diagnostics.as_it_is_now()
 
     @property
     def strategy(self) -> str:

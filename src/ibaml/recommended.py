@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from torch import nn
 
+from ibaml.arguments import check_module, check_word
 from ibaml.energy import Categorical, Gaussian
 from ibaml.energy.likelihood import Temperature
 from ibaml.linalg import ConjugateGradient
@@ -23,7 +24,7 @@ IMPLICIT = ("ibaml", "imaml")
 UNROLLED = ("abml", "maml")
 # which methods read an option; the rest is read by all
 READ_BY: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("samples", "noise", "beta", "init_log_var"), GAUSSIAN),
+    **dict.fromkeys(("samples", "noise", "beta", "init_log_var", "belief"), GAUSSIAN),
     **dict.fromkeys(("cg_steps", "curvature", "damping"), IMPLICIT),
     "block": ("ibaml",),
     "lam": ("imaml",),
@@ -114,8 +115,14 @@ def recommend(
     >>> ibaml.recommend("ibaml", model, data)
     {'likelihood': Categorical(temperature=1, learned)}
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    check_word("method", method, METHODS)
+    check_module(model)
+    if data is not None and not isinstance(data, Dataset) and not hasattr(data, "batches"):
+        got = f"ibaml.tasks.open_data({data!r})" if isinstance(data, str) else "EpisodeTasks(…)"
+        raise TypeError(
+            "data must be a dataset or a source of tasks, such as ibaml.tasks.glyphs(); got "
+            f"{type(data).__name__}: write {got}"
+        )
     if isinstance(data, Dataset | EpisodeTasks):
         return {"likelihood": Categorical(recommended_temperature(method, model, data))}
     if data is not None and data.ways is None:

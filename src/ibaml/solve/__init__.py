@@ -7,7 +7,6 @@ from ibaml.solve.base import (
     Rate,
     Solution,
     Solver,
-    check_count,
     energy_and_gradient,
     resolve_rate,
 )
@@ -24,7 +23,6 @@ __all__ = [
     "Rate",
     "Solution",
     "Solver",
-    "check_count",
     "energy_and_gradient",
     "resolve_rate",
 ]
