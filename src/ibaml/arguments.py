@@ -107,7 +107,7 @@ def check_module(model: Any) -> None:
     if isinstance(model, type):
         raise TypeError(f"model must be an object, not a class: write {model.__name__}(…)")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module; got {_shown(model)}")
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 @dataclass(frozen=True)
