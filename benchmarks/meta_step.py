@@ -15,7 +15,7 @@ import torch
 
 import ibaml
 from ibaml import TaskBatch, methods
-from ibaml.complexity import picture_tasks
+from ibaml.paper.complexity.measure import picture_tasks
 
 _WARM = 4  # the third call records, where it can
 

@@ -27,10 +27,11 @@ import torch
 from torch import nn
 
 import ibaml
-from ibaml.complexity import picture_tasks
-from ibaml.complexity.findings import slope
+from ibaml.machine import free_bytes, within_free_memory
+from ibaml.paper.complexity.findings import slope
+from ibaml.paper.complexity.measure import picture_tasks
 from ibaml.training.faults import out_of_memory
-from ibaml.training.memory import Meter, free_bytes, within_free_memory
+from ibaml.training.memory import Meter
 from ibaml.training.processes import joined, who_am_i
 
 AXES = ("tasks", "samples", "width", "steps", "cg", "processes")

@@ -399,7 +399,7 @@ def test_other_data_do_not_take_what_belongs_to_the_runs_own(runs, monkeypatch):
     )
     run = replace(open_run(runs / "ours"), settings=own, data={"example_shape": [3, 28, 28]})
     seen = []
-    monkeypatch.setattr("ibaml.assessment.open_tasks", lambda given, *_: seen.append(given))
+    monkeypatch.setattr("ibaml.assessment.tasks.open_tasks", lambda given, *_: seen.append(given))
     for given in (
         {"data": "omniglot"}, {"data": "omniglot", "root": "there"}, {"data": "photos"},
         {"data": "f.npz"},

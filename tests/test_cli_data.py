@@ -99,13 +99,14 @@ def test_get_downloads_verifies_and_keeps(tmp_path, monkeypatch):
 
     (tmp_path / "www").mkdir()
     content = b"archive" * 1000
-    (tmp_path / "www" / "a.zip").write_bytes(content)
+    for name in ("a.zip", "b.zip"):
+        (tmp_path / "www" / name).write_bytes(content)
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "www")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/a.zip"
-        good = Remote(url, hashlib.md5(content).hexdigest())
-        bad = Remote(url, hashlib.md5(b"other").hexdigest(), name="b.zip")
+        site = f"http://127.0.0.1:{server.server_port}"
+        good = Remote(f"{site}/a.zip", hashlib.md5(content).hexdigest())
+        bad = Remote(f"{site}/b.zip", hashlib.md5(b"other").hexdigest())
         for remotes, code in (((good,), 0), ((bad,), 1)):
             from dataclasses import replace
 

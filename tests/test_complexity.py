@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import os
 import subprocess
@@ -16,13 +15,14 @@ import torch
 from typer.testing import CliRunner
 
 from ibaml.cli import app
-from ibaml.complexity import Arm, Cost, Measured, Point, Sweep, findings, measure, read
-from ibaml.complexity.findings import slope
-from ibaml.report import draw_complexity
-from ibaml.report.complexity import spread
-from ibaml.training import memory
+from ibaml.machine import free_bytes, within_free_memory
+from ibaml.paper.complexity import measure as measure_room
+from ibaml.paper.complexity.findings import findings, slope
+from ibaml.paper.complexity.measure import measure
+from ibaml.paper.complexity.picture import draw_complexity, spread
+from ibaml.paper.complexity.result import Cost, Measured, Point, read
+from ibaml.paper.complexity.sweep import Arm, Sweep
 
-measure_room = importlib.import_module("ibaml.complexity.measure")  # hidden by its function
 runner = CliRunner()
 SMALL = {
     "ks": "1,2,4",
@@ -180,8 +180,8 @@ def test_phases_on_a_device_are_those_of_replays_where_it_records(refused, monke
 
 def test_an_allocation_beyond_free_memory_fails_and_does_not_kill():
     cpu = torch.device("cpu")
-    free = memory.free_bytes(cpu)
-    with memory.within_free_memory(cpu), pytest.raises(RuntimeError, match="allocate"):
+    free = free_bytes(cpu)
+    with within_free_memory(cpu), pytest.raises(RuntimeError, match="allocate"):
         torch.empty(free + 2**30, dtype=torch.uint8)
     torch.empty(8)
 

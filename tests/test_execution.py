@@ -11,7 +11,7 @@ from torch import nn
 
 import ibaml
 from ibaml import NewtonCG
-from ibaml.complexity import picture_tasks
+from ibaml.paper.complexity.measure import picture_tasks
 from oracles import gradients, relative
 from problems import class_batch, conv_model, mlp_model, plain_learner
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from ibaml.kinds import NAMES
 from ibaml.tasks import DataError, image_folder, image_list, open_data
 from ibaml.tasks.catalog import CATALOG
 from ibaml.tasks.dataset import split_by_hash
-from ibaml.tasks.kinds import NAMES
 from ibaml.training import resolve
 from ibaml.training.build import open_tasks
 from test_sources import make_folder

@@ -409,7 +409,7 @@ OPTIONS = {
     ),
     "an object for the word of a curvature": (
         lambda: m.ibaml(mlp_model(), curvature=Curvature("energy")),
-        "curvature is a word here, one of energy, ggn, lemma: give the object to "
+        "curvature is one of the words energy, ggn, lemma here: give an object to "
         "gradient=Implicit(Curvature(…))",
     ),
     "a word for the learner's solver": (

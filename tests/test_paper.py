@@ -24,10 +24,10 @@ from ibaml import (
 )
 from ibaml.energy import detached
 from ibaml.linalg import dense_matrix
-from ibaml.reproduce import terms
-from ibaml.reproduce.linear import LinearTest, optimum
-from ibaml.reproduce.rules import implicit_gradient, slope_at, start_of
-from ibaml.reproduce.theorems import Constants
+from ibaml.paper.gradients import terms
+from ibaml.paper.gradients.linear import LinearTest, optimum
+from ibaml.paper.gradients.rules import implicit_gradient, slope_at, start_of
+from ibaml.paper.gradients.theorems import Constants
 from ibaml.tasks import LinearRegression
 from oracles import F64, gradients, relative
 from problems import plain_learner

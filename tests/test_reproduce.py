@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
@@ -16,8 +18,11 @@ from typer.testing import CliRunner
 
 from ibaml.cli import app
 from ibaml.linalg import ConjugateGradient, Dense
-from ibaml.reproduce import STUDIES, Parts, bounds, fig1, write_page, write_study
-from ibaml.reproduce.linear import LinearTest
+from ibaml.paper.folder import Parts, write_page, write_study
+from ibaml.paper.gradients import bounds, fig1
+from ibaml.paper.gradients.curves import Curves, crossing, errors_of_a_task
+from ibaml.paper.gradients.linear import LinearTest
+from ibaml.paper.studies import STUDIES
 from ibaml.tasks import LinearRegression
 
 runner = CliRunner()
@@ -119,13 +124,15 @@ def test_fresh_begins_anew(tmp_path):
     ("arguments", "said"),
     [
         (["fig9"], "fig1, fig2, table1, fig3, bounds, or all"),
-        (["fig1", "--option", "colour=red"], "has no setting 'colour'"),
+        (["fig1", "--option", "colour=red"], "there is no setting 'colour'"),
+        (["fig1", "--option", "stifness=1"], "did you mean stiffness?"),
+        (["fig1", "--option", "scan_stiffness=0.5,3"], "between 0 and 2"),
         (["fig1", "--option", "steps"], "NAME=VALUE"),
         (["fig1", "--option", "steps=2,1"], "steps must rise"),
         (["fig1", "--option", "samples=many"], "samples must be a whole number"),
         (["fig1", "--option", "stiffness=2.5"], "between 0 and 2"),
         (["fig1", "--option", "spectrum=flat"], "one-small, half-small, linear, geometric"),
-        (["fig1", "--seeds", "1"], "seeds and scan_seeds must be 2 or more"),
+        (["fig1", "--seeds", "1"], "seeds must be 2 or more"),
         (["bounds", "--option", "steps=1,2"], "steps must rise from 0"),
         (["all", "--option", "steps=1"], "belongs to one study"),
     ],
@@ -146,17 +153,17 @@ def test_figure_1_on_the_documented_set_up():
         "warm": ConjugateGradient(2, precondition=False, start="diagonal"),
     }
     tasks = [
-        fig1.errors_of_a_task(
+        errors_of_a_task(
             LinearTest(), steps, solvers, ("lemma", "energy"), seed=0, key=key, exact=True
         )
         for key in range(4)
     ]
-    curves = fig1.Curves.of(steps, {"exact": tasks})
+    curves = Curves.of(steps, {"exact": tasks})
     ratio, pooled = curves.ratio["exact"], curves.pooled["exact"]
     mean = {rule: found.mean(0) for rule, found in ratio.items()}
     # the paper's form overtakes the explicit gradient near K = 5
     for errors in (mean, pooled):
-        at = fig1.crossing(steps, errors["lemma exact"], errors["explicit"])
+        at = crossing(steps, errors["lemma exact"], errors["explicit"])
         assert at is not None
         assert 4 <= at <= 6
     # with nothing substituted there is no crossing
@@ -171,9 +178,9 @@ def test_figure_1_on_the_documented_set_up():
 
 
 def test_crossing_is_where_two_curves_meet():
-    assert fig1.crossing((0, 1, 2, 3), (1, 4, 4, 1), (9, 1, 1, 4)) == pytest.approx(2.5)
-    assert fig1.crossing((1, 2), (1, 1), (2, 2)) == 1
-    assert fig1.crossing((1, 2), (3, 3), (2, 2)) is None
+    assert crossing((0, 1, 2, 3), (1, 4, 4, 1), (9, 1, 1, 4)) == pytest.approx(2.5)
+    assert crossing((1, 2), (1, 1), (2, 2)) == 1
+    assert crossing((1, 2), (3, 3), (2, 2)) is None
 
 
 @pytest.mark.parametrize("model", list(bounds.PROBLEMS))
@@ -259,6 +266,17 @@ def test_a_page_shows_any_name_and_title_as_the_text_it_is(tmp_path):
     assert texts.count(hostile) == 8  # title, command, table's head and cell, four lists
     where = [unquote(urlsplit(link).path) for link in links]
     assert where == [f"{folder.name}/{n}" for n in (names[0], names[0], *names, "README.md")]
+
+
+@pytest.mark.parametrize("room", ["ibaml", "ibaml.cli"])
+def test_the_paper_is_imported_only_when_asked_for(room):
+    code = f"import sys, {room}; sys.exit(any(m.startswith('ibaml.paper') for m in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_names_every_study():
+    done = runner.invoke(app, ["reproduce", "--help"], terminal_width=200)
+    assert f"{', '.join(STUDIES)}, or all" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize("spectrum", ["one-small", "half-small", "linear", "geometric"])

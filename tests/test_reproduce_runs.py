@@ -18,11 +18,16 @@ from typer.testing import CliRunner
 
 from ibaml.assessment import Protocol, assess
 from ibaml.cli import app
-from ibaml.cli import reproduce as command
-from ibaml.complexity import Cost, Measured, Point, Sweep
 from ibaml.evaluation import ClassScores
-from ibaml.reproduce import STUDIES, Findings, Parts, Study, fig2, fig3, trained
-from ibaml.reproduce.packed import packed, unpacked
+from ibaml.paper.complexity import fig2
+from ibaml.paper.complexity.result import Cost, Measured, Point
+from ibaml.paper.complexity.sweep import Sweep
+from ibaml.paper.folder import Parts
+from ibaml.paper.studies import STUDIES
+from ibaml.paper.study import Findings, Study
+from ibaml.paper.trained import fig3
+from ibaml.paper.trained import results as trained
+from ibaml.paper.trained.packed import packed, unpacked
 from ibaml.training import open_run
 from runs import final_state, same
 
@@ -180,7 +185,8 @@ class TestTable1:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         bare = runner.invoke(app, words("table1", folder, gone))
         assert bare.exit_code == 0, bare.output
-        assert "matplotlib is not here" in bare.output
+        assert 'pip install "ibaml[plots]"' in bare.output
+        assert "no pictures: the same command where matplotlib is installed" in bare.output
         assert not (folder / "table1.png").exists()
         assert (folder / "table1.csv").read_text() == (done / "table1.csv").read_text()
         assert "![" not in (folder / "README.md").read_text()
@@ -351,16 +357,16 @@ def test_fig2_is_measured_once(tmp_path):
     [
         (["table1", "data=glyfs"], "neither a path nor one of"),
         (["table1", "data=miniimagenet", "root=/nowhere"], "/nowhere does not exist"),
-        (["table1", "arms=maml5,mamal"], "there is no 'mamal'"),
+        (["table1", "arms=maml5,mamal"], "got 'mamal'; did you mean maml5?"),
         (["table1", "arms=maml5,maml5"], "each once"),
         (["table1", "train_tasks=0"], "train_tasks must be 1 or more"),
-        (["table1", "test_steps=-1"], "test_steps must be 0 (as in training) or more"),
+        (["table1", "test_steps=-1"], "test_steps must be 0 or more"),
         (["table1", "train_tasks=many"], "train_tasks must be a whole number"),
         (["table1", "norm_stats=mean"], "norm_stats must be one of"),
         (["fig3", "which=worst"], "which must be one of best, last"),
         (["fig3", "precision=double"], "precision must be one of"),
         (["fig3", "inner_lr=-1"], "inner_lr must be above 0"),
-        (["fig3", "colour=red"], "has no setting 'colour'"),
+        (["fig3", "colour=red"], "there is no setting 'colour'"),
         (["fig2", "ks=none"], "ks must be whole numbers"),
         (["fig2", "measured=/nowhere.json"], "No such file"),
     ],
@@ -388,7 +394,7 @@ def test_all_goes_on_where_one_study_lacks_its_data(tmp_path, monkeypatch):
         return Findings(["a set-up"], ["one thing"], [], {}, {"b": [{"x": 1}]}, {})
 
     studies = {n: Study(n, n, Stub(), Stub(), run) for n, run in (("a", lacking), ("b", fine))}
-    monkeypatch.setattr(command, "STUDIES", studies)
+    monkeypatch.setattr("ibaml.paper.studies.STUDIES", studies)
     finished = runner.invoke(app, ["reproduce", "all", "--quick", "--out", str(tmp_path)])
     assert finished.exit_code == 1
     assert "there is no data" in finished.output

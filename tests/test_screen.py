@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from ibaml.assessment import Protocol
 from ibaml.cli import app, screen
 from ibaml.cli.screen import LiveView, say, told
+from ibaml.fields import flag
 from ibaml.training import Settings, SettingsError, Step
-from ibaml.training.settings import option
 from runs import WAVES, words
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -221,8 +221,8 @@ def test_every_setting_has_its_option_and_a_help_text(command, table):
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", shown.output).split())
     for name, field in table.__dataclass_fields__.items():
         help_ = " ".join(field.metadata["help"].split())
-        line = re.search(rf"{option(name)}\b.*?{re.escape(help_)}(.*?)(?= --|$)", text)
-        assert line, f"{option(name)}: {help_}"
+        line = re.search(rf"{flag(name)}\b.*?{re.escape(help_)}(.*?)(?= --|$)", text)
+        assert line, f"{flag(name)}: {help_}"
         default = field.metadata["shown"] or field.default
         if default is not None:
             written = ("no", "yes")[default] if isinstance(default, bool) else default

@@ -6,17 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ibaml.fields import SettingsError, write_toml
 from ibaml.files import write_whole
-from ibaml.training.settings import (
-    FIELDS,
-    METHODS,
-    Settings,
-    SettingsError,
-    kind_of,
-    read_toml,
-    resolve,
-    write_toml,
-)
+from ibaml.training.rules import resolve
+from ibaml.training.settings import FIELDS, read_toml
+from ibaml.words import METHODS
 
 
 @pytest.mark.parametrize("data", ["glyphs", "sinusoids"])
@@ -101,5 +95,5 @@ def test_a_file_that_is_wrong_is_named(text, words, tmp_path):
 
 def test_every_setting_is_described_and_its_default_is_of_its_kind():
     for name, field in FIELDS.items():
-        assert field.metadata["help"], name
-        assert field.default is None or isinstance(field.default, kind_of(Settings, name)), name
+        assert field.help, name
+        assert field.default is None or isinstance(field.default, field.kind), name

@@ -6,22 +6,81 @@
 >>> learner(batch).backward()
 """
 
-from ibaml import linalg, methods, nn, objectives, tasks
+from typing import TYPE_CHECKING
+
 from ibaml._version import __version__
-from ibaml.artefact import load_posterior
-from ibaml.curvature import Curvature
-from ibaml.diagnostics import Diagnostics
-from ibaml.energy import Categorical, Gaussian, Likelihood
-from ibaml.gradient import FirstOrder, Implicit, Record, Reptile, Unrolled, implicit_solve
-from ibaml.learner import MetaLearner
-from ibaml.linalg import ConjugateGradient, Dense, Neumann, Reason
-from ibaml.objectives import Abml, PredictiveNll, QueryNll
-from ibaml.posterior import Posterior, Posteriors
-from ibaml.recommended import recommend
-from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
-from ibaml.tasks import TaskBatch
-from ibaml.training.start import load
-from ibaml.weights import DiagonalGaussian, Point
+from ibaml.lazy import lazily
+
+if TYPE_CHECKING:
+    from ibaml import (
+        energy,
+        evaluation,
+        gradient,
+        linalg,
+        methods,
+        nn,
+        objectives,
+        report,
+        solve,
+        tasks,
+        training,
+        weights,
+    )
+    from ibaml.artefact import load_posterior
+    from ibaml.curvature import Curvature
+    from ibaml.diagnostics import Diagnostics
+    from ibaml.energy import Categorical, Gaussian, Likelihood
+    from ibaml.gradient import FirstOrder, Implicit, Record, Reptile, Unrolled, implicit_solve
+    from ibaml.learner import MetaLearner
+    from ibaml.linalg import ConjugateGradient, Dense, Neumann, Reason
+    from ibaml.objectives import Abml, PredictiveNll, QueryNll
+    from ibaml.posterior import Posterior, Posteriors
+    from ibaml.recommended import recommend
+    from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
+    from ibaml.tasks import TaskBatch
+    from ibaml.training.start import load
+    from ibaml.weights import DiagonalGaussian, Point
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "artefact": ("load_posterior",),
+            "curvature": ("Curvature",),
+            "diagnostics": ("Diagnostics",),
+            "energy": ("Categorical", "Gaussian", "Likelihood"),
+            "gradient": (
+                "FirstOrder",
+                "Implicit",
+                "Record",
+                "Reptile",
+                "Unrolled",
+                "implicit_solve",
+            ),
+            "learner": ("MetaLearner",),
+            "linalg": ("ConjugateGradient", "Dense", "Neumann", "Reason"),
+            "objectives": ("Abml", "PredictiveNll", "QueryNll"),
+            "posterior": ("Posterior", "Posteriors"),
+            "recommended": ("recommend",),
+            "solve": ("Adam", "GradientDescent", "NaturalDescent", "NewtonCG"),
+            "tasks": ("TaskBatch",),
+            "training.start": ("load",),
+            "weights": ("DiagonalGaussian", "Point"),
+        },
+        modules=(
+            "energy",
+            "evaluation",
+            "gradient",
+            "linalg",
+            "methods",
+            "nn",
+            "objectives",
+            "report",
+            "solve",
+            "tasks",
+            "training",
+            "weights",
+        ),
+    )
 
 __all__ = [
     "Abml",
@@ -52,6 +111,9 @@ __all__ = [
     "TaskBatch",
     "Unrolled",
     "__version__",
+    "energy",
+    "evaluation",
+    "gradient",
     "implicit_solve",
     "linalg",
     "load",
@@ -60,5 +122,9 @@ __all__ = [
     "nn",
     "objectives",
     "recommend",
+    "report",
+    "solve",
     "tasks",
+    "training",
+    "weights",
 ]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ibaml import curvature, gradient, linalg, objectives, solve, weights
 from ibaml._version import __version__
 from ibaml.energy import ByTarget, Categorical, Gaussian, Likelihood
+from ibaml.extras import need
 from ibaml.files import write_whole
 from ibaml.learner import MetaLearner
 from ibaml.nn.recipe import build, recipe_of
@@ -288,6 +289,7 @@ def _plain(label: Any) -> Any:
 
 
 def _write(path: Path, kind: str, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
+    need("safetensors")
     from safetensors.torch import save
 
     plain = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
@@ -303,6 +305,7 @@ def _write(path: Path, kind: str, facts: Mapping[str, Any], tensors: Mapping[str
 
 
 def _read(path: Path, wanted: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    need("safetensors")
     from safetensors import SafetensorError
     from safetensors.torch import load
 

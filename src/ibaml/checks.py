@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from ibaml.arguments import check_count, check_flag, check_number, check_part, check_word
 from ibaml.energy import NOISE_KINDS, Likelihood, TaskEnergy
-from ibaml.execution import STRATEGIES, Precision, Runner, Strategy, Unfoldable
+from ibaml.execution import Precision, Runner, Strategy, Unfoldable
 from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
 from ibaml.objectives import Abml, Objective
 from ibaml.second_derivatives import in_double
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver
 from ibaml.weights import Belief, DiagonalGaussian, Roles, head_module
+from ibaml.words import PRECISIONS, STRATEGIES
 
 _ROUNDING = 10.0  # times the loop's own error is no difference
 _LOG_VAR_LIMIT = 80.0  # exp(±88) leaves float32
@@ -86,7 +87,7 @@ def check_running(
 ) -> None:
     """Refuse what is no choice of how a learner runs."""
     check_word("execution", execution, STRATEGIES)
-    check_word("precision", precision, ("full", "bfloat16"))
+    check_word("precision", precision, PRECISIONS)
     check_flag("capture", capture, or_none=True)
     check_flag("diagnose", diagnose)
 

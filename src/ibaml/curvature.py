@@ -21,10 +21,11 @@ from torch import Tensor
 from ibaml.arguments import check_number, check_word
 from ibaml.energy import Energy, TaskEnergy, detached
 from ibaml.weights import DiagonalGaussian
+from ibaml.words import CURVATURES, CurvatureKind
 
-Kind = Literal["energy", "ggn", "lemma"]
+Kind = CurvatureKind
 Block = Literal["all", "mean"]
-KINDS: tuple[Kind, ...] = ("energy", "ggn", "lemma")
+KINDS = CURVATURES
 BLOCKS: tuple[Block, ...] = ("all", "mean")
 
 

@@ -56,13 +56,14 @@ from ibaml.execution import (
 from ibaml.gradient import GradientRule, Record, Reptile, Unrolled
 from ibaml.labels import as_tensor, encoded, is_numbers
 from ibaml.metastep import MetaStep, Reads, Repair, guarded, reaches_outside
-from ibaml.objectives import Objective, ObjectiveName, QueryNll, as_objective
+from ibaml.objectives import Objective, QueryNll, as_objective
 from ibaml.posterior import Posterior, Posteriors
 from ibaml.second_derivatives import check_second_derivatives
 from ibaml.seeding import draw_seed
 from ibaml.solve import Descent, Solution, Solver, resolve_rate
 from ibaml.tasks import Inputs, TaskBatch
 from ibaml.weights import Belief, DiagonalGaussian, Layout, Selection, assign_roles
+from ibaml.words import ObjectiveName
 
 # what may be chosen anew around the same weights (`MetaLearner.replace`), and what the weights
 # themselves depend on

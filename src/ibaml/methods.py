@@ -23,17 +23,14 @@ from typing import Any, TypedDict, Unpack
 from torch import nn
 
 from ibaml.arguments import check_count, check_part, check_word
-from ibaml.curvature import KINDS, Block, Curvature, Kind
+from ibaml.curvature import Block, Curvature, Kind
 from ibaml.energy import Gaussian, NllFunction, NoiseKind
 from ibaml.execution import Precision, Strategy
 from ibaml.gradient import FirstOrder, GradientRule, Implicit, Reptile, Unrolled
 from ibaml.learner import MetaLearner
 from ibaml.linalg import ConjugateGradient
-from ibaml.objectives import Abml, Objective, ObjectiveName
+from ibaml.objectives import Abml, Objective
 from ibaml.recommended import (
-    READ_BY,
-    SOLVERS,
-    SolverName,
     make_solver,
     recommend,
     recommended,
@@ -42,6 +39,7 @@ from ibaml.recommended import (
 from ibaml.solve import Rate, Solver
 from ibaml.tasks import Dataset, Inputs, TaskSource
 from ibaml.weights import Belief, DiagonalGaussian, Point, Selection
+from ibaml.words import CURVATURES, READ_BY, SOLVERS, ObjectiveName, SolverName
 
 __all__ = [
     "BayesOptions",
@@ -271,8 +269,8 @@ def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRul
     """The implicit rule of the options, None where a gradient rule was given."""
     if isinstance(options.get("curvature"), Curvature):
         raise TypeError(
-            f"curvature is a word here, one of {', '.join(KINDS)}: give the object to gradient="
-            "Implicit(Curvature(…))"
+            f"curvature is one of the words {', '.join(CURVATURES)} here: give an object to "
+            "gradient=Implicit(Curvature(…))"
         )
     named = [n for n in ("cg_steps", "curvature", "damping", "block") if n in options]
     if options.get("gradient") is not None:

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ibaml.arguments import check_count, check_number, check_part, check_word
 from ibaml.energy import TaskEnergy
+from ibaml.words import OBJECTIVES, ObjectiveName
 
 __all__ = ["Abml", "Objective", "PredictiveNll", "QueryNll"]
-
-ObjectiveName = Literal["query", "predictive", "abml"]
 
 
 class Objective(Protocol):
@@ -112,13 +111,17 @@ class Abml(_Sampled):
         return (energy.layout.shares(m) * (normal + gamma)).sum()
 
 
-_BY_NAME: dict[str, type[_Sampled]] = {"query": QueryNll, "predictive": PredictiveNll, "abml": Abml}
+_BY_NAME: dict[ObjectiveName, type[_Sampled]] = {
+    "query": QueryNll,
+    "predictive": PredictiveNll,
+    "abml": Abml,
+}
 
 
 def as_objective(objective: Objective | ObjectiveName | None) -> Objective | None:
     """The objective of a word, as on the command line; an object, or None, as it is."""
     if isinstance(objective, str):
-        check_word("objective", objective, tuple(_BY_NAME))
+        check_word("objective", objective, OBJECTIVES)
         return _BY_NAME[objective]()
     if objective is not None:
         check_part("objective", objective)

@@ -7,7 +7,7 @@ depends on data comes from `recommend`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -17,21 +17,8 @@ from ibaml.energy.likelihood import Temperature
 from ibaml.linalg import ConjugateGradient
 from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG, Rate, Solver
 from ibaml.tasks import Dataset, EpisodeTasks, TaskSource
+from ibaml.words import GAUSSIAN, IMPLICIT, METHODS
 
-METHODS = ("ibaml", "abml", "imaml", "maml", "fomaml", "reptile")
-GAUSSIAN = ("ibaml", "abml")
-IMPLICIT = ("ibaml", "imaml")
-UNROLLED = ("abml", "maml")
-# which methods read an option; the rest is read by all
-READ_BY: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("samples", "noise", "beta", "init_log_var", "belief"), GAUSSIAN),
-    **dict.fromkeys(("cg_steps", "curvature", "damping"), IMPLICIT),
-    "block": ("ibaml",),
-    "lam": ("imaml",),
-    "objective": ("ibaml", "abml", "imaml", "maml", "fomaml"),
-}
-SolverName = Literal["newton", "descent", "natural", "adam"]
-SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam")
 MANY_CLASSES = 300  # from which on a temperature learned with the prior holds for new classes
 
 

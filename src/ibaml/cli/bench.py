@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from ibaml.cli.options import with_options
-from ibaml.cli.screen import console, say, told
+from ibaml.cli.progress import counting
+from ibaml.cli.screen import console, say, say_if_without_pictures, told
+from ibaml.extras import missing
 
 if TYPE_CHECKING:
-    from ibaml.complexity import Measured, Sweep
+    from ibaml.paper.complexity.result import Measured
 
 _PHASES = ("forward", "backward", "together")
 
 
+class _Measurements(TyperGroup):
+    """Each command gets its options when it is asked for, so that the paper's room is imported
+    then and not before."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return ["complexity"]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name != "complexity":
+            return None
+        from ibaml.paper.complexity.sweep import Sweep
+
+        alone = typer.Typer(add_completion=False)
+        alone.command("complexity")(with_options(complexity, Sweep))
+        return get_command(alone)
+
+
 def commands(app: typer.Typer) -> None:
     """Add ``bench`` and what is under it."""
-    from ibaml.complexity import Sweep
-
     bench = typer.Typer(
-        no_args_is_help=True, help="Measure what a meta-gradient costs on this machine."
+        cls=_Measurements,
+        no_args_is_help=True,
+        help="Measure what a meta-gradient costs on this machine.",
     )
-    bench.callback()(lambda: None)  # so that a single command keeps its name
-    bench.command("complexity")(with_options(complexity, Sweep))
+    bench.callback()(lambda: None)  # a group has commands of its own or a callback
     app.add_typer(bench, name="bench")
 
 
@@ -62,23 +72,29 @@ def complexity(
     On a machine with torch and numpy alone: python -m ibaml.complexity --json FILE; then, here,
     ibaml bench complexity --from FILE. See docs/complexity.md.
     """
-    from ibaml.complexity import Sweep, measure, read, written
-    from ibaml.report import draw_complexity
+    from ibaml.paper.complexity.findings import written
+    from ibaml.paper.complexity.measure import measure
+    from ibaml.paper.complexity.picture import draw_complexity
+    from ibaml.paper.complexity.result import read
+    from ibaml.paper.complexity.sweep import Sweep
 
     with told():
         if from_ is not None:
             _refuse_beside_from(json, given)
             measured = read(from_)
+            say_if_without_pictures()
             out.mkdir(parents=True, exist_ok=True)
             files = []
         else:
             sweep = Sweep.of(given)
             out.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
-            with _counting(sweep) as count:
+            say_if_without_pictures()
+            with counting() as count:
                 measured = measure(sweep, count)
             files = [measured.write_json(json or out / "complexity.json")]
         files.append(measured.write_csv(out / "complexity.csv"))
-        files.append(draw_complexity(measured, out / "complexity.png"))
+        if missing("matplotlib") is None:
+            files.append(draw_complexity(measured, out / "complexity.png"))
     _show(measured)
     for line in written(measured):
         say(line)
@@ -87,34 +103,12 @@ def complexity(
 
 
 def _refuse_beside_from(json: Path | None, given: dict[str, Any]) -> None:
-    from ibaml.training.settings import option
+    from ibaml.fields import flag
 
-    named = [option(name) for name, value in given.items() if value is not None]
+    named = [flag(name) for name, value in given.items() if value is not None]
     named += ["--json"] if json is not None else []
     if named:
         raise ValueError(f"{named[0]} does not go with --from: that measures nothing")
-
-
-@contextmanager
-def _counting(sweep: Sweep) -> Iterator[Any]:
-    """A bar over all that is measured; plain lines, tenth by tenth, where there is no terminal."""
-    columns = (
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def count(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
-            if not console.is_terminal and done % max(1, total // 10) == 0:
-                say(f"{done}/{total}  {what}")
-
-        yield count
 
 
 def _show(measured: Measured) -> None:

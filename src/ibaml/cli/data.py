@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import (
@@ -21,7 +21,10 @@ from rich.progress import (
 from rich.table import Table
 
 from ibaml.cli.screen import console, say, told
-from ibaml.tasks.dataset import Dataset
+from ibaml.extras import need
+
+if TYPE_CHECKING:
+    from ibaml.tasks.dataset import Dataset
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -134,6 +137,7 @@ def preview(
     from ibaml.tasks.episodes import Episodes
 
     with told():
+        need("matplotlib")  # said before anything is decoded
         data = load(spec, root, splits, image_size)
         episodes = Episodes(data, split, ways, shots, queries, normalise=False)
         batch = episodes.batch([key])

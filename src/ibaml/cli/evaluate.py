@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ibaml.cli.data import decoding
 from ibaml.cli.options import with_options
-from ibaml.cli.screen import console, say, told
+from ibaml.cli.screen import console, say, say_if_without_pictures, told
 
 _METRICS = {
     "accuracy": ("accuracy", 100, 1, " %"),
@@ -51,6 +51,7 @@ def evaluate(
 
     with told():
         protocol = Protocol.of(given)
+        say_if_without_pictures()
         found_run = open_run(run)
         folder = out or run / "evaluation"
         folder.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
@@ -85,6 +86,7 @@ def compare(
         if len(runs) < 2:
             raise ValueError("compare needs two run folders or more")
         protocol = Protocol.of(given)
+        say_if_without_pictures()
         opened = {name: open_run(path) for name, path in _names(runs).items()}
         comparable(list(opened.values()), protocol)
         out.mkdir(parents=True, exist_ok=True)

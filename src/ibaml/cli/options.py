@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import Field
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from ibaml.training.settings import kind_of, option
+from ibaml.fields import Setting, fields_of
 
 
 def with_options(function: Callable[..., None], table: type) -> Callable[..., None]:
@@ -22,8 +21,7 @@ def with_options(function: Callable[..., None], table: type) -> Callable[..., No
         for p in inspect.signature(function).parameters.values()
         if p.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    fields: Mapping[str, Field[Any]] = table.__dataclass_fields__  # type: ignore[attr-defined]
-    parameters = [*own, *(_parameter(table, f) for f in fields.values())]
+    parameters = [*own, *(_parameter(f) for f in fields_of(table).values())]
 
     def command(**values: Any) -> None:
         function(**values)
@@ -35,17 +33,15 @@ def with_options(function: Callable[..., None], table: type) -> Callable[..., No
     return command
 
 
-def _parameter(table: type, field: Field[Any]) -> inspect.Parameter:
-    kind, meta = kind_of(table, field.name), field.metadata
-    kind = str if typing.get_origin(kind) is tuple else kind  # several: a text with commas
-    default = field.default if meta["shown"] is None else meta["shown"]
+def _parameter(field: Setting) -> inspect.Parameter:
+    kind: Any = str if field.several else field.kind  # several: a text with commas
+    default = field.default if field.shown is None else field.shown
     if isinstance(default, bool):
         default = "yes" if default else "no"
-    flag = option(field.name)
     described = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
-        help=meta["help"],
-        rich_help_panel=meta["panel"],
+        f"{field.flag}/--no-{field.flag[2:]}" if kind is bool else field.flag,
+        help=field.help,
+        rich_help_panel=field.panel,
         show_default=False if default is None else str(default),
     )
     return inspect.Parameter(

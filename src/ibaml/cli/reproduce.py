@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ibaml.cli.screen import console, say, told
-from ibaml.reproduce import STUDIES, Parts, Study, write_page, write_study
+from ibaml.cli.progress import counting
+from ibaml.cli.screen import say, say_if_without_pictures, told
+
+if TYPE_CHECKING:
+    from ibaml.paper.study import Study
 
 _HELP = """Reproduce a figure, a table or a theorem of the paper.
 
@@ -34,6 +34,7 @@ _HELP = """Reproduce a figure, a table or a theorem of the paper.
     ibaml reproduce all        (and a page over all of them, runs/paper/index.html)
 
     Stopped with Ctrl-C, the same command goes on where it was. See docs/paper.md."""
+_NAMES = ("fig1", "fig2", "table1", "fig3", "bounds")  # of `STUDIES`, which --help does not import
 _EVERYTHING = "all"
 
 
@@ -43,7 +44,7 @@ def command(app: typer.Typer) -> None:
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"{', '.join(STUDIES)}, or all.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(_NAMES)}, or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder (default: runs/paper/NAME; all: runs/paper).")
@@ -58,7 +59,11 @@ def reproduce(
         bool, typer.Option("--fresh", help="Compute finished parts again, too.")
     ] = False,
 ) -> None:
+    from ibaml.paper.folder import write_page
+    from ibaml.paper.studies import STUDIES
+
     with told():
+        say_if_without_pictures()
         if name not in (*STUDIES, _EVERYTHING):
             raise ValueError(f"nothing is called {name!r}: it is {', '.join(STUDIES)}, or all")
         changes: dict[str, Any] = {"seeds": seeds, "seed": seed}
@@ -97,6 +102,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh: bool) -> None:
+    from ibaml.machine import threads
+    from ibaml.paper.folder import Parts, write_study
+
     settings = study.settings(quick, changes)
     folder.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
     if fresh:
@@ -104,7 +112,8 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
             shutil.rmtree(folder / kept, ignore_errors=True)
     parts = Parts(folder / "parts", study.name)
     say(f"{study.title}{' (quick)' if quick else ''}")
-    with _one_thread(), _bar() as progress:
+    # small matrices: a second thread only costs (a study that trains has a setting for it)
+    with threads(1), counting() as progress:
         try:
             findings = study.run(settings, parts, progress)
         except KeyboardInterrupt:
@@ -127,7 +136,7 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
     for sentence in findings.notes:
         say(f"  · {sentence}")
     if findings.pictures and not any(file.suffix == ".png" for file in files):
-        say("matplotlib is not here: no pictures. The same command elsewhere, with this folder")
+        say("no pictures: the same command where matplotlib is installed, with this folder")
         say("(parts/ is enough), draws them and computes nothing.")
     say(f"{parts.computed} parts computed, {parts.reused} read. Look at:")
     for file in files:
@@ -136,43 +145,3 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
 
 def _written(name: str, value: Any) -> str:
     return f"--{name} {value}" if name in ("seed", "seeds") else f"--option {name}={value}"
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small matrices: a second thread only costs. (A study that trains has a setting for it.)"""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on a terminal, a line for every tenth elsewhere."""
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    if not console.is_terminal:
-        told_at = [-1]
-
-        def line(done: int, total: int, label: str) -> None:
-            tenth = 10 * done // max(total, 1)
-            if tenth > told_at[0]:
-                told_at[0] = tenth
-                say(f"{done}/{total}  {label}")
-
-        yield line
-        return
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total, label: bar.update(
-            task, completed=done, total=total, description=label
-        )

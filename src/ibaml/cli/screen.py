@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -18,7 +19,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ibaml.training.watch import Step
+from ibaml.extras import MissingLibrary, missing
+
+if TYPE_CHECKING:
+    from ibaml.training.watch import Step
 
 console = Console(emoji=False)  # a path may hold :100:
 
@@ -36,11 +40,18 @@ def told() -> Iterator[None]:
     from ibaml.tasks.download import DownloadError
     from ibaml.training import TrainingError
 
+    mended = (ValueError, OSError, DownloadError, TrainingError, FloatingPointError, MissingLibrary)
     try:
         yield
-    except (ValueError, OSError, DownloadError, TrainingError, FloatingPointError) as error:
+    except mended as error:
         say(f"Error: {error}", style="red")
         raise typer.Exit(1) from error
+
+
+def say_if_without_pictures() -> None:
+    """Before work that ends in pictures: say it if there will be none, and go on."""
+    if (sentence := missing("matplotlib")) is not None:
+        say(f"{sentence}. Going on without.", style="yellow")
 
 
 class LiveView:

@@ -11,7 +11,9 @@ import typer
 
 from ibaml.cli.options import with_options
 from ibaml.cli.screen import LiveView, say, told
-from ibaml.training.settings import Settings, SettingsError, option, read_toml, resolve
+from ibaml.fields import SettingsError, flag
+from ibaml.training.rules import resolve
+from ibaml.training.settings import Settings, read_toml
 
 _START: dict[str, Any] = {"rich_help_panel": "Start, stop, go on"}
 
@@ -74,7 +76,7 @@ def _train(
             changes = {"iterations", "micro_batch"}
             extra = sorted(set(named) - changes)
             if extra or config is not None or out is not None:
-                what = option(extra[0]) if extra else ("--config" if config else "--out")
+                what = flag(extra[0]) if extra else ("--config" if config else "--out")
                 raise SettingsError(
                     f"{what} does not go with --resume: a run keeps its settings (only "
                     "--iterations and --micro-batch may change)"

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ibaml.extras import need
+
 Statistic = Callable[[np.ndarray], np.ndarray]  # (…, *shape) sums over tasks to (…) figures
 
 _CHUNK = 1 << 20  # numbers held at once while resampling
@@ -163,6 +165,7 @@ def _interval(value: float, drawn: np.ndarray, tasks: int, level: float) -> Inte
 def _t(level: float, freedom: int) -> float:
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, e.g. 0.95, got {level}")
+    need("scipy")
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + level) / 2))

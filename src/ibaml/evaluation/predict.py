@@ -13,6 +13,7 @@ from ibaml.energy import Categorical
 from ibaml.evaluation.scores import ClassScores, RegressionScores, Scores
 from ibaml.evaluation.temperature import fit_log_temperature
 from ibaml.execution import NormStats
+from ibaml.extras import need
 from ibaml.learner import MetaLearner
 from ibaml.posterior import Posteriors
 from ibaml.tasks import TaskBatch, TaskSource
@@ -118,6 +119,7 @@ def score_posteriors(posteriors: Posteriors, batch: TaskBatch, samples: int = 10
 
 
 def _regression(posteriors: Posteriors, batch: TaskBatch, samples: int) -> RegressionScores:
+    need("scipy")
     from scipy.special import ndtri
 
     nll = posteriors.nll(batch.query_x, batch.query_y, samples)

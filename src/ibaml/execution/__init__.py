@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +13,8 @@ from ibaml.execution.fold import Unfoldable, run_fold
 from ibaml.execution.head import find_head, run_features, run_head
 from ibaml.execution.loop import run_loop
 from ibaml.execution.norm import (
-    NORM_STATS,
     Buffers,
     Moments,
-    NormStats,
     Plan,
     Statistics,
     norm_buffers,
@@ -30,11 +27,9 @@ from ibaml.execution.norm import (
 from ibaml.execution.single import run_single
 from ibaml.execution.turn import held, training
 from ibaml.execution.vmap import run_vmap, unsafe_layers
+from ibaml.words import NORM_STATS, STRATEGIES, NormStats, Precision, Strategy
 
-Strategy = Literal["auto", "loop", "single", "vmap", "fold", "head"]
-STRATEGIES: tuple[Strategy, ...] = ("auto", "loop", "single", "vmap", "fold", "head")
 _WHOLE = {"loop": run_loop, "single": run_single, "vmap": run_vmap, "fold": run_fold}
-Precision = Literal["full", "bfloat16"]
 _LARGE = 2000  # inputs of a task (five pictures of 20×20) from which our operations pay on a CPU
 
 

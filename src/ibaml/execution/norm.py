@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import local
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ibaml.execution.fold import Tell, folds_of, is_folded, now, tell_moments
 from ibaml.execution.normalise import channel_moments
-
-NormStats = Literal["batch", "support", "running"]
-NORM_STATS: tuple[NormStats, ...] = ("batch", "support", "running")
+from ibaml.words import NORM_STATS, NormStats
 
 Buffers = dict[str, Tensor | None]
 Plan = dict[str, NormStats]  # layer name -> the statistics it uses

@@ -2,15 +2,12 @@
 
 from ibaml.report.calibration import draw_reliability, draw_selective, reliability_figure
 from ibaml.report.comparison import draw_comparison
-from ibaml.report.complexity import complexity_figure, draw_complexity
 from ibaml.report.episode import draw_episode
 from ibaml.report.fits import Fit, draw_fits
 
 __all__ = [
     "Fit",
-    "complexity_figure",
     "draw_comparison",
-    "draw_complexity",
     "draw_episode",
     "draw_fits",
     "draw_reliability",

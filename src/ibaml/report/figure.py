@@ -8,17 +8,21 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ibaml.extras import need
 from ibaml.files import write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLUE, GREY, RED, GREEN = "#1f5fa8", "#8a8a8a", "#c0392b", "#2e8b57"
-_LINES = (BLUE, "#e08214", GREEN, RED, "#7b4fa3", "#555555", "#17a2b8", "#b5651d")
+ORANGE, VIOLET, INK = "#e08214", "#7b4fa3", "#222222"
+_LINES = (BLUE, ORANGE, GREEN, RED, VIOLET, "#555555", "#17a2b8", "#b5651d")
 
 
 def blank(width: float, height: float) -> Figure:
     """A figure of its own, in inches: no window, and nobody else's backend is touched."""
+    need("matplotlib")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -27,6 +31,12 @@ def blank(width: float, height: float) -> Figure:
 def line_styles() -> Iterator[tuple[str, str]]:
     """A colour and a dash for line after line, so that lines differ without colour too."""
     return zip(cycle(_LINES), cycle(("-", "--", "-.", ":")), strict=False)
+
+
+def hide_frame(axis: Axes) -> None:
+    """Leave the left and the bottom edge of an axis alone."""
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -1,16 +1,45 @@
 """Where tasks come from: datasets, splits, episodes, synthetic families."""
 
-from ibaml.tasks.augment import Augment
-from ibaml.tasks.batch import TaskBatch
-from ibaml.tasks.catalog import glyphs, open_data
-from ibaml.tasks.dataset import Dataset, feature_vectors
-from ibaml.tasks.episodes import Episodes
-from ibaml.tasks.errors import DataError
-from ibaml.tasks.inputs import Inputs
-from ibaml.tasks.keyed import EpisodeTasks, SinusoidTasks, TableTasks, TaskSource
-from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
-from ibaml.tasks.synthetic import LinearRegression, Sinusoids
-from ibaml.tasks.table import Table
+from typing import TYPE_CHECKING
+
+from ibaml.lazy import lazily
+
+if TYPE_CHECKING:
+    from ibaml.tasks.augment import Augment
+    from ibaml.tasks.batch import TaskBatch
+    from ibaml.tasks.catalog import glyphs, open_data
+    from ibaml.tasks.dataset import Dataset, feature_vectors
+    from ibaml.tasks.episodes import Episodes
+    from ibaml.tasks.errors import DataError
+    from ibaml.tasks.inputs import Inputs
+    from ibaml.tasks.keyed import EpisodeTasks, SinusoidTasks, TableTasks, TaskSource
+    from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
+    from ibaml.tasks.synthetic import LinearRegression, Sinusoids
+    from ibaml.tasks.table import Table
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "augment": ("Augment",),
+            "batch": ("TaskBatch",),
+            "catalog": ("glyphs", "open_data"),
+            "dataset": ("Dataset", "feature_vectors"),
+            "episodes": ("Episodes",),
+            "errors": ("DataError",),
+            "inputs": ("Inputs",),
+            "keyed": ("EpisodeTasks", "SinusoidTasks", "TableTasks", "TaskSource"),
+            "sources": (
+                "cifar100",
+                "cub",
+                "image_folder",
+                "image_list",
+                "miniimagenet",
+                "omniglot",
+            ),
+            "synthetic": ("LinearRegression", "Sinusoids"),
+            "table": ("Table",),
+        },
+    )
 
 __all__ = [
     "Augment",

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ibaml.extras import need
+from ibaml.kinds import FEATURES, IMAGE_SIZE, LIST, NAMES, kind_of_data, refusal
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import Dataset, feature_vectors
 from ibaml.tasks.download import Remote
 from ibaml.tasks.errors import DataError
-from ibaml.tasks.kinds import FEATURES, IMAGE_SIZE, LIST, NAMES, kind_of_data, refusal
 from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
 from ibaml.tasks.sources.decode import Progress
 
@@ -158,6 +159,8 @@ def _features(path: Path, splits: str | Path | None) -> Dataset:
 
 def glyphs(*, per_class: int = 20, seed: int = 0) -> Dataset:
     """The embedded default: rendered on first use, then from the cache."""
+    for library in ("matplotlib", "fontTools", "PIL"):  # matplotlib carries the fonts
+        need(library, "glyphs", "glyphs")
     import matplotlib
     import numpy as np
     import PIL

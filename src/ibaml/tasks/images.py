@@ -8,6 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from ibaml.extras import need
+
 Channels = Literal[1, 3]
 MAX_PIXELS = 64_000_000  # a larger picture is refused before it is decoded
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
@@ -24,6 +26,7 @@ def decode(data: bytes, name: str, size: int, channels: Channels = 3) -> np.ndar
     grey is scaled to 8 bits; CMYK, palettes and alpha (on white) become RGB; a picture that is not
     square is cropped at its centre, then resized.
     """
+    need("PIL")
     from PIL import Image, ImageOps
 
     try:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ibaml.extras import need
 from ibaml.tasks.dataset import Dataset
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.images import decode
@@ -132,6 +133,7 @@ class Inputs:
         return 255 - pixels if self.inverted else pixels
 
     def _array(self, array: np.ndarray) -> np.ndarray:
+        need("PIL")
         from PIL import Image, ImageOps
 
         channels, side = self.shape[0], self.shape[-1]

@@ -1,11 +1,30 @@
 """The loop: steps, checkpoints, logs, distribution."""
 
-from ibaml.training.faults import TrainingError
-from ibaml.training.loop import Outcome, Trainer
-from ibaml.training.run import Run, RunError, open_run
-from ibaml.training.settings import Settings, SettingsError, read_toml, resolve
-from ibaml.training.start import load, load_run, resume, train
-from ibaml.training.watch import Step, Watcher
+from typing import TYPE_CHECKING
+
+from ibaml.lazy import lazily
+
+if TYPE_CHECKING:
+    from ibaml.training.faults import TrainingError
+    from ibaml.training.loop import Outcome, Trainer
+    from ibaml.training.rules import resolve
+    from ibaml.training.run import Run, RunError, open_run
+    from ibaml.training.settings import Settings, SettingsError, read_toml
+    from ibaml.training.start import load, load_run, resume, train
+    from ibaml.training.watch import Step, Watcher
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "faults": ("TrainingError",),
+            "loop": ("Outcome", "Trainer"),
+            "rules": ("resolve",),
+            "run": ("Run", "RunError", "open_run"),
+            "settings": ("Settings", "SettingsError", "read_toml"),
+            "start": ("load", "load_run", "resume", "train"),
+            "watch": ("Step", "Watcher"),
+        },
+    )
 
 __all__ = [
     "Outcome",

@@ -13,40 +13,17 @@ from torch import nn
 from ibaml import methods
 from ibaml import nn as backbones
 from ibaml.energy import Categorical, Gaussian
+from ibaml.fields import SettingsError, near
+from ibaml.kinds import NAMES, SINUSOIDS, TABLE
 from ibaml.learner import MetaLearner
 from ibaml.objectives import Abml, Objective, PredictiveNll, QueryNll
 from ibaml.recommended import make_solver, recommended_temperature
 from ibaml.solve import Solver
 from ibaml.tasks import Augment, EpisodeTasks, Inputs, SinusoidTasks, Table, TableTasks, TaskSource
 from ibaml.tasks.catalog import open_data
-from ibaml.tasks.kinds import NAMES, SINUSOIDS, TABLE
 from ibaml.tasks.sources.decode import Progress
-from ibaml.training.settings import Settings, SettingsError, data_kind, near, temperature_of
-
-
-def pick_device(settings: Settings, local_rank: int = 0) -> torch.device:
-    """The device of this process."""
-    if settings.device == "auto":
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        return torch.device("cuda", local_rank % torch.cuda.device_count())
-    try:
-        device = torch.device(settings.device)
-    except RuntimeError as error:
-        raise SettingsError(
-            f"device must be auto, cpu, cuda or cuda:N, got {settings.device!r}"
-        ) from error
-    if device.type not in ("cpu", "cuda"):
-        raise SettingsError(f"device must be auto, cpu, cuda or cuda:N, got {settings.device!r}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingsError(f"device {settings.device!r}: there is no CUDA device here; use cpu")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", local_rank % torch.cuda.device_count())
-    if device.type == "cuda" and device.index >= torch.cuda.device_count():
-        raise SettingsError(
-            f"device {settings.device!r}: there are {torch.cuda.device_count()} devices, 0 first"
-        )
-    return device
+from ibaml.training.rules import data_kind, temperature_of
+from ibaml.training.settings import Settings
 
 
 def pick_dtype(settings: Settings) -> torch.dtype:

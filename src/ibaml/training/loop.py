@@ -17,6 +17,7 @@ from ibaml.energy import Categorical
 from ibaml.evaluation import Scores
 from ibaml.evaluation.predict import fit_temperature, score_tasks
 from ibaml.learner import MetaLearner
+from ibaml.machine import free_bytes
 from ibaml.seeding import mix
 from ibaml.tasks import TaskSource
 from ibaml.tasks.keyed import has_tasks
@@ -28,7 +29,7 @@ from ibaml.training.faults import (
     out_of_memory,
     what_to_lower,
 )
-from ibaml.training.memory import free_bytes, peak_bytes
+from ibaml.training.memory import peak_bytes
 from ibaml.training.outer import (
     Average,
     build_optimiser,
@@ -38,7 +39,7 @@ from ibaml.training.outer import (
 )
 from ibaml.training.processes import Processes
 from ibaml.training.rise import WINDOW, Rise
-from ibaml.training.run import Run, RunError, write_config
+from ibaml.training.run import Run, RunError, settle
 from ibaml.training.settings import Settings
 from ibaml.training.watch import Step, Watcher
 
@@ -501,7 +502,7 @@ class Trainer:
             # a resumed run takes the same number, whatever is free then
             self.run = replace(self.run, settings=self.settings)
             if self.processes.first:
-                write_config(self.run)
+                settle(self.run)
         if chosen < mine:
             self._tell("told", f"{mine} tasks go through {chosen} at a time")
         if free is None:

@@ -1,12 +1,10 @@
-"""How much memory will a meta-step take, and how many tasks fit at once?"""
+"""How much memory does a piece of work take?"""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -101,67 +99,3 @@ def peak_bytes(function: Callable[[], object], device: torch.device | None = Non
     with Meter(device) as meter:
         function()
         return meter.peak
-
-
-@contextmanager
-def within_free_memory(device: torch.device) -> Iterator[None]:
-    """On the CPU of Linux, let an allocation beyond what is free fail, as a GPU's does, where the
-    system would end the whole process."""
-    free = free_bytes(device) if device.type == "cpu" else None
-    try:
-        import resource
-
-        used = next(
-            int(line.split()[1]) * 1024
-            for line in Path("/proc/self/status").read_text().splitlines()
-            if line.startswith("VmData:")
-        )
-    except (ImportError, OSError, StopIteration):
-        free = None
-    if free is None:
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = used + free
-    for known in (soft, hard):
-        limit = limit if known == resource.RLIM_INFINITY else min(limit, known)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Memory a process may still take; None where nobody says."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + held)
-    found = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-    except OSError:
-        pass
-    if (left := _group_bytes()) is not None:
-        found.append(left)
-    return max(0, min(found)) if found else None
-
-
-def _group_bytes() -> int | None:
-    """What the control group (a container's limit) leaves; files in the cache give way."""
-    group = Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most, taken = (int((group / name).read_text()) for name in (limit, used))
-            stat = (group / limit).with_name("memory.stat").read_text()
-            cached = [int(line.split()[1]) for line in stat.splitlines() if "inactive_file" in line]
-            return most - taken + max(cached, default=0)
-        except (OSError, ValueError):  # no such group, or no limit
-            continue
-    return None

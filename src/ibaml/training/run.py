@@ -27,9 +27,11 @@ import torch
 from torch import Tensor
 
 from ibaml._version import __version__
+from ibaml.fields import SettingsError, write_toml
 from ibaml.files import write_whole
 from ibaml.training.checkpoint import CheckpointError, pack, unpack
-from ibaml.training.settings import FIELDS, Settings, SettingsError, resolve, write_toml
+from ibaml.training.rules import resolve
+from ibaml.training.settings import FIELDS, Settings
 
 FORMAT = 2
 _STEP = re.compile(r"step-(\d+)\.safetensors")
@@ -59,7 +61,7 @@ class Run:
         return self.checkpoints / "best.safetensors"
 
     def changed(self, **choices: Any) -> Run:
-        """The run with another end, which must lie ahead, or another micro-batch."""
+        """The run with other settings, an end among them that lies ahead; `settle` writes them."""
         settings = resolve({**dataclasses.asdict(self.settings), **choices})
         done = self.newest()[0]
         if done is not None and settings.iterations < done.step:
@@ -227,10 +229,10 @@ def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:
     if (path / ".lock").exists():
         with Run(path, settings, dict(data)).held():  # refused while a process trains in it
             pass
-    config = {
+    facts = {
         "format": FORMAT,
         "ibaml": __version__,
-        "settings": dataclasses.asdict(settings),
+        "settings": {},
         "data": dict(data),
         "versions": {
             "python": platform.python_version(),
@@ -242,22 +244,32 @@ def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:
     }
     try:
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        write_whole(path / "config.toml", write_toml(settings))
-        write_whole(path / "config.json", json.dumps(config, indent=2) + "\n")
+        _write_config(path, settings, facts)
     except OSError as error:
         raise _unwritable(path, error) from error
     return Run(path, settings, dict(data))
 
 
-def write_config(run: Run) -> None:
-    """Write the settings of an existing run over those in its folder."""
+def settle(run: Run) -> list[str]:
+    """Write a run's settings over those in its folder: the one place where they change there.
+    Returns what to tell, a sentence for each setting that was another one."""
     file = run.path / "config.json"
     content = json.loads(file.read_text())
-    given = dataclasses.asdict(run.settings)
-    if content["settings"] == given:
-        return
-    write_whole(run.path / "config.toml", write_toml(run.settings))
-    write_whole(file, json.dumps({**content, "settings": given}, indent=2) + "\n")
+    before, now = content["settings"], dataclasses.asdict(run.settings)
+    if before == now:
+        return []
+    _write_config(run.path, run.settings, content)
+    return [
+        f"{name} is {value} from here on (it was {before[name]})"
+        for name, value in now.items()
+        if before.get(name) not in (None, value)
+    ]
+
+
+def _write_config(path: Path, settings: Settings, facts: Mapping[str, Any]) -> None:
+    content = {**facts, "settings": dataclasses.asdict(settings)}
+    write_whole(path / "config.toml", write_toml(settings))
+    write_whole(path / "config.json", json.dumps(content, indent=2) + "\n")
 
 
 def open_run(path: str | Path) -> Run:

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ibaml.extras import missing
+from ibaml.fields import differs
 from ibaml.learner import MetaLearner
+from ibaml.machine import pick_device, threads
 from ibaml.tasks import Inputs, TaskSource
 from ibaml.tasks.sources.decode import Progress
 from ibaml.training.build import (
@@ -20,7 +23,6 @@ from ibaml.training.build import (
     fit_network,
     located,
     open_tasks,
-    pick_device,
 )
 from ibaml.training.checkpoint import under, unpack
 from ibaml.training.loop import Outcome, Trainer
@@ -31,9 +33,9 @@ from ibaml.training.run import (
     create_run,
     open_run,
     prepare_folder,
-    write_config,
+    settle,
 )
-from ibaml.training.settings import Settings, differs
+from ibaml.training.settings import Settings
 from ibaml.training.watch import JsonLines, TensorBoard, Watcher
 
 Watchers = Callable[[Run, MetaLearner], Sequence[Watcher]]
@@ -60,7 +62,43 @@ def train(
                 f"(ibaml train --resume {out})"
             )
         return resume(out, watchers=watchers, progress=progress)  # torchrun started us again
-    device = _prepare(settings, processes)
+    with threads(settings.threads):
+        return _begin(settings, out, processes, watchers, progress)
+
+
+def resume(
+    path: str | Path | Run,
+    *,
+    iterations: int | None = None,
+    micro_batch: int | None = None,
+    watchers: Watchers = lambda run, learner: (),
+    progress: Progress | None = None,
+) -> tuple[Run, Outcome]:
+    """Go on with a run from its newest sound checkpoint.
+
+    Args:
+        path: the folder, or a `Run` whose settings were changed (for another machine, say).
+        iterations: the new end (the schedule is then that of the longer run).
+        micro_batch: another number of tasks at once in memory than the run's own (its sums are
+            then rounded differently).
+    """
+    run = path if isinstance(path, Run) else open_run(path)
+    given = {"iterations": iterations, "micro_batch": micro_batch}
+    if changes := {name: value for name, value in given.items() if value is not None}:
+        run = run.changed(**changes)
+    with threads(run.settings.threads):
+        return run, _go_on(run, who_am_i(), watchers, progress)
+
+
+def _begin(
+    settings: Settings,
+    out: Path,
+    processes: Processes,
+    watchers: Watchers,
+    progress: Progress | None,
+) -> tuple[Run, Outcome]:
+    """Train in a new folder."""
+    device = pick_device(settings.device, processes.local_rank)
     tasks = open_tasks(settings, device, progress)
     tasks.batches("train", [0])  # too few classes or examples: said now
     settings = fit_network(settings, tasks)
@@ -76,28 +114,12 @@ def train(
         return run, _go(run, learner, tasks, processes, watchers, None)
 
 
-def resume(
-    path: str | Path,
-    *,
-    iterations: int | None = None,
-    micro_batch: int | None = None,
-    watchers: Watchers = lambda run, learner: (),
-    progress: Progress | None = None,
-) -> tuple[Run, Outcome]:
-    """Go on with a run from its newest sound checkpoint.
-
-    Args:
-        iterations: the new end (the schedule is then that of the longer run).
-        micro_batch: another number of tasks at once in memory than the run's own (its sums are
-            then rounded differently).
-    """
-    processes = who_am_i()
-    run = open_run(path)
-    given = {"iterations": iterations, "micro_batch": micro_batch}
-    if changes := {name: value for name, value in given.items() if value is not None}:
-        run = run.changed(**changes)
+def _go_on(
+    run: Run, processes: Processes, watchers: Watchers, progress: Progress | None
+) -> Outcome:
+    """Train from the newest state of the folder."""
     settings = run.settings
-    device = _prepare(settings, processes)
+    device = pick_device(settings.device, processes.local_rank)
     tasks = open_tasks(settings, device, progress)
     if tasks.digest != run.data["digest"]:
         raise RunError(
@@ -109,13 +131,7 @@ def resume(
     with joined(processes, device):
         found, told = run.resumable() if processes.first else (None, [])
         content = processes.from_first(None if found is None else found.content, device)
-        return run, _go(run, learner, tasks, processes, watchers, content, told)
-
-
-def _prepare(settings: Settings, processes: Processes) -> torch.device:
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    return pick_device(settings, processes.local_rank)
+        return _go(run, learner, tasks, processes, watchers, content, told)
 
 
 def _in_first(processes: Processes, device: torch.device, make: Callable[[], Run]) -> Run | None:
@@ -148,18 +164,21 @@ def _go(
         return trainer.train()
     with run.held():
         prepare_folder(run)
-        write_config(run)  # with the iterations it has now
+        changes = settle(run)
         every = run.settings.log_every
         logs: list[Watcher] = [JsonLines(run.path / "log.jsonl", every)]
         if run.settings.tensorboard:
-            logs.append(TensorBoard(run.path / "tensorboard", every))
+            if (absent := missing("tensorboard")) is None:
+                logs.append(TensorBoard(run.path / "tensorboard", every))
+            else:
+                told = [*told, f"{absent}. Going on without."]
         everyone = [*watchers(run, learner), *logs]
         trainer = Trainer(run.settings, learner, tasks, run, processes, everyone)
         if content is not None:
             trainer.restore(content)
             score = run.best_score()
             trainer.best, trainer.best_step = (None, 0) if score is None else score
-        trainer.notes = list(told)
+        trainer.notes = [*told, *changes]
         return trainer.train()
 
 

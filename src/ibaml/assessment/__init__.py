@@ -1,0 +1,47 @@
+"""How good is a trained run, by itself and beside others?
+
+`protocol` says how it is judged, `tasks` by which tasks, `judge` does it, `files` and `pictures`
+keep what was found, `comparison` puts several runs side by side. The parts are loaded when they are
+asked for: the protocol alone, which the command line shows, needs no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from ibaml.lazy import lazily
+
+if TYPE_CHECKING:
+    from ibaml.assessment.comparison import comparable, differences, write_comparison
+    from ibaml.assessment.files import plain, write_assessment
+    from ibaml.assessment.judge import Assessment, assess, assess_learner, norm_protocols
+    from ibaml.assessment.pictures import draw_assessment, draw_predictions, draw_waves
+    from ibaml.assessment.protocol import Protocol
+    from ibaml.assessment.tasks import open_test
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "comparison": ("comparable", "differences", "write_comparison"),
+            "files": ("plain", "write_assessment"),
+            "judge": ("Assessment", "assess", "assess_learner", "norm_protocols"),
+            "pictures": ("draw_assessment", "draw_predictions", "draw_waves"),
+            "protocol": ("Protocol",),
+            "tasks": ("open_test",),
+        },
+    )
+
+__all__ = [
+    "Assessment",
+    "Protocol",
+    "assess",
+    "assess_learner",
+    "comparable",
+    "differences",
+    "draw_assessment",
+    "draw_predictions",
+    "draw_waves",
+    "norm_protocols",
+    "open_test",
+    "plain",
+    "write_assessment",
+    "write_comparison",
+]

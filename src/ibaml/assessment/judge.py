@@ -1,0 +1,105 @@
+"""How good is a learner on the tasks of a protocol?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from ibaml.assessment.protocol import Protocol
+from ibaml.assessment.tasks import open_test
+from ibaml.evaluation import Scores
+from ibaml.evaluation.predict import score_tasks
+from ibaml.learner import MetaLearner
+from ibaml.machine import pick_device
+from ibaml.tasks import TaskSource
+from ibaml.tasks.sources.decode import Progress
+from ibaml.training.run import Run
+from ibaml.training.start import load_run
+from ibaml.words import NormStats
+
+Told = Callable[[str, int], None]  # which protocol, tasks done
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Scores by the name of the batch-norm protocol, most people's first."""
+
+    learner: MetaLearner
+    source: TaskSource
+    step: int
+    scores: dict[str, Scores]
+    diverged: dict[str, int]  # tasks whose adaptation diverged: the prior answered
+
+    @property
+    def main(self) -> Scores:
+        return next(iter(self.scores.values()))
+
+
+def assess(
+    run: Run,
+    protocol: Protocol,
+    *,
+    beside: bool = True,
+    told: Told | None = None,
+    progress: Progress | None = None,
+) -> Assessment:
+    """The learner of a run on the tasks of the protocol.
+
+    Args:
+        beside: with batch norm, judge by the transductive statistics too.
+    """
+    source = open_test(run, protocol, progress)
+    learner, step = load_run(run, protocol.which, pick_device(protocol.device))
+    return assess_learner(learner, source, protocol, step=step, beside=beside, told=told)
+
+
+def assess_learner(
+    learner: MetaLearner,
+    source: TaskSource,
+    protocol: Protocol,
+    *,
+    step: int = 0,
+    beside: bool = True,
+    told: Told | None = None,
+) -> Assessment:
+    """Any learner on the tasks of the protocol."""
+    if protocol.steps is not None:
+        solver = replace(cast(Any, learner.solver), steps=protocol.steps)
+        learner = learner.replace(solver=solver)
+    scores, diverged = {}, {}
+    for name, norm_stats in norm_protocols(learner, protocol.norm_stats, beside).items():
+        report = (lambda done, name=name: told(name, done)) if told is not None else None
+        ill: list[int] = []
+        scores[name] = score_tasks(
+            learner,
+            source,
+            protocol.split,
+            range(protocol.tasks),
+            samples=protocol.samples,
+            norm_stats=norm_stats,
+            batch=protocol.batch,
+            progress=report,
+            diverged=ill,
+        )
+        diverged[name] = len(ill)
+    return Assessment(learner, source, step, scores, diverged)
+
+
+def norm_protocols(
+    learner: MetaLearner, asked: str | None, beside: bool
+) -> dict[str, NormStats | None]:
+    """The batch-norm protocols to judge by, by name; one without a name where there is no batch
+    norm."""
+    chosen = cast(NormStats | None, asked)
+    kinds = sorted(set(learner.norm_plan(chosen).values()))
+    if not kinds:
+        return {"": None}
+
+    def name(kinds: Sequence[str]) -> str:
+        way = "transductive" if "batch" in kinds else "inductive"
+        return f"{' and '.join(kinds)} ({way})"
+
+    if chosen is not None or not beside:
+        return {name(kinds): chosen}
+    return {name(kinds): None, name(["batch"]): "batch"}

@@ -1,0 +1,167 @@
+"""What machine is this: which device, how much memory, how many threads, and what is it called?"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from ibaml._version import __version__
+from ibaml.fields import SettingsError
+
+# --- the device ----------------------------------------------------------------------------------
+
+
+def pick_device(name: str = "auto", local_rank: int = 0) -> torch.device:
+    """The device that a person means: auto, cpu, cuda or cuda:N.
+
+    Args:
+        local_rank: which of this machine's processes this is; each takes a GPU of its own.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise _no_such_device(name) from error
+    if device.type not in ("cpu", "cuda"):
+        raise _no_such_device(name)
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise SettingsError(f"device {name!r}: there is no CUDA device here; use cpu")
+    count = torch.cuda.device_count()
+    if device.index is None:
+        return torch.device("cuda", local_rank % count)
+    if device.index >= count:
+        raise SettingsError(f"device {name!r}: there are {count} devices, 0 first")
+    return device
+
+
+def _no_such_device(name: str) -> SettingsError:
+    return SettingsError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """torch takes so many CPU threads for a while; None leaves them as they are."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory a process may still take; None where nobody says."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + held)
+    found = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    except OSError:
+        pass
+    if (left := _group_bytes()) is not None:
+        found.append(left)
+    return max(0, min(found)) if found else None
+
+
+def _group_bytes() -> int | None:
+    """What the control group (a container's limit) leaves; files in the cache give way."""
+    group = Path("/sys/fs/cgroup")
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, taken = (int((group / name).read_text()) for name in (limit, used))
+            stat = (group / limit).with_name("memory.stat").read_text()
+            cached = [int(line.split()[1]) for line in stat.splitlines() if "inactive_file" in line]
+            return most - taken + max(cached, default=0)
+        except (OSError, ValueError):  # no such group, or no limit
+            continue
+    return None
+
+
+@contextmanager
+def within_free_memory(device: torch.device) -> Iterator[None]:
+    """On the CPU of Linux, let an allocation beyond what is free fail, as a GPU's does, where the
+    system would end the whole process."""
+    free = free_bytes(device) if device.type == "cpu" else None
+    try:
+        import resource
+
+        used = next(
+            int(line.split()[1]) * 1024
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("VmData:")
+        )
+    except (ImportError, OSError, StopIteration):
+        free = None
+    if free is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = used + free
+    for known in (soft, hard):
+        limit = limit if known == resource.RLIM_INFINITY else min(limit, known)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+# --- the description -----------------------------------------------------------------------------
+
+
+def machine(device: torch.device | str = "cpu") -> dict[str, str]:
+    """What a figure has to say of where it was measured."""
+    device = torch.device(device)
+    software = {
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "ibaml": __version__,
+    }
+    if device.type == "cuda":
+        convolutions = "in convolutions" if torch.backends.cudnn.allow_tf32 else "off"
+        return {"device": torch.cuda.get_device_name(device), "tf32": convolutions, **software}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "device": f"{processor()}, {cores} cores",
+        "threads": str(torch.get_num_threads()),
+        **software,
+    }
+
+
+def in_a_line(facts: Mapping[str, str]) -> str:
+    """A machine's description as one line: the device by itself, the rest with its name."""
+    rest = (f"{name} {value}" for name, value in facts.items() if name != "device")
+    return "; ".join((facts["device"], *rest))
+
+
+def processor() -> str:
+    """The CPU's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or "CPU"

@@ -1,0 +1,284 @@
+"""How time and memory of meta-gradients are measured: interleaved, medians, memory apart."""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ibaml import methods, nn
+from ibaml.capture import Recording
+from ibaml.energy import task_roots
+from ibaml.learner import MetaLearner
+from ibaml.machine import machine, threads, within_free_memory
+from ibaml.paper.complexity.result import Cost, Measured, Point
+from ibaml.paper.complexity.sweep import POINT_OF, Arm, Sweep
+from ibaml.tasks import TaskBatch
+from ibaml.training.faults import out_of_memory
+from ibaml.training.memory import Meter
+
+Told = Callable[[int, int, str], None]  # done, total, what comes next
+
+_LR = 1e-3  # small enough that nothing diverges at any K; costs do not depend on it
+_WARM = 4  # calls before a recorded meta-step is timed
+# written down, so that what is measured does not follow what is recommended
+_GAUSSIAN = {"noise": "independent", "beta": 1.0, "init_log_var": -6.0}
+
+
+def picture_tasks(
+    tasks: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    image_size: int = 84,
+    ways: int = 5,
+    queries: int = 15,
+) -> TaskBatch:
+    """Tasks of one shot that need no download: classes are smooth pictures of their own, seen
+    through noise."""
+    rng = torch.Generator().manual_seed(0)
+    coarse = torch.randn(tasks * ways, 3, 7, 7, generator=rng)
+    classes = F.interpolate(coarse, size=image_size, mode="bilinear")
+    classes = classes.to(device, dtype).unflatten(0, (tasks, ways))
+
+    def seen(each: int) -> Tensor:
+        shape = (tasks, ways, each, 3, image_size, image_size)
+        noise = torch.randn(shape, generator=rng).to(device, dtype)
+        return (classes[:, :, None] + 0.5 * noise).flatten(1, 2)
+
+    support, query = seen(1), seen(queries)
+    labels = torch.arange(ways, device=device)
+    return TaskBatch(
+        support,
+        labels.expand(tasks, -1),
+        query,
+        labels.repeat_interleave(queries).expand(tasks, -1),
+        range(tasks),
+        validate=False,
+        classes=ways,
+    )
+
+
+def measure(sweep: Sweep, told: Told | None = None) -> Measured:
+    """Measure every arm of the sweep.
+
+    First the memory of each, one run that is not timed; then the time of forward and backward,
+    round after round over all arms in another order each time, so that what else the machine does
+    meets all of them. On CUDA times are those of replays, arm by arm: launched one by one, a pass
+    of many small kernels takes what its launches take. What does not fit is a point without costs.
+    """
+    device, batch = sweep.torch_device, _tasks_that_fit(sweep)
+    benches = [_Bench(sweep, arm, batch) for arm in sweep.arms()]
+    work: list[tuple[_Bench, Callable[[], None], str]] = [(b, b.weigh, "memory") for b in benches]
+    if device.type == "cuda":
+        work += [(b, b.replay, "replay") for b in benches]
+    else:
+        order = random.Random(0)
+        for _ in range(sweep.repeats):
+            work += [(b, b.clock, "time") for b in order.sample(benches, len(benches))]
+    with threads(sweep.threads), within_free_memory(device):
+        for done, (bench, run, name) in enumerate(work):
+            if told is not None:
+                told(done, len(work), f"{name}: {bench.words}")
+            bench.attempt(run, name)
+        if told is not None:
+            told(len(work), len(work), "done")
+        return Measured(sweep, _where(device), tuple(b.point() for b in benches))
+
+
+def _where(device: torch.device) -> dict[str, str]:
+    found = machine(device)
+    if device.type == "cuda":
+        found["times"] = "of replays, unless the strategy says launched"
+    return found
+
+
+def _tasks_that_fit(sweep: Sweep) -> TaskBatch:
+    try:
+        with within_free_memory(sweep.torch_device):
+            return picture_tasks(sweep.tasks, sweep.torch_device, image_size=sweep.image_size)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise ValueError(
+            f"tasks: the pictures of {sweep.tasks} tasks alone do not fit into memory; take fewer"
+        ) from error
+
+
+class _Bench:
+    """One arm: its learner, and what was seen of it."""
+
+    def __init__(self, sweep: Sweep, arm: Arm, batch: TaskBatch) -> None:
+        self.sweep, self.arm, self.batch = sweep, arm, batch
+        self.device = sweep.torch_device
+        self.learner: MetaLearner | None = None
+        self.seconds: list[tuple[float, float]] = []
+        self.bytes: dict[str, int] = {}
+        self.replayed: list[float] = []
+        self.found = Point(arm)
+
+    @property
+    def words(self) -> str:
+        cg = "" if self.arm.cg_steps is None else f", L = {self.arm.cg_steps}"
+        return f"{self.arm.label}, K = {self.arm.steps}{cg}"
+
+    def attempt(self, run: Callable[[], None], name: str) -> None:
+        """Run, unless it failed before; out of memory is a finding, not an end."""
+        if self.found.problem:
+            return
+        try:
+            run()
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            self.found = replace(self.found, problem=f"out of memory ({name})")
+        if self.found.problem:
+            self.learner = None
+            self._hand_back()
+
+    def build(self, capture: bool | None) -> MetaLearner:
+        arm, sweep = self.arm, self.sweep
+        torch.manual_seed(0)
+        net = nn.conv4(5, channels=sweep.channels, image_size=sweep.image_size).to(self.device)
+        options = {
+            "adapt": "all",
+            "solver": "descent",
+            "steps": arm.steps,
+            "lr": _LR,
+            "execution": sweep.execution,
+            "precision": sweep.precision,
+            "diagnose": False,
+            "capture": capture,
+        }
+        if arm.cg_steps is not None:
+            options |= {"cg_steps": arm.cg_steps, "curvature": sweep.curvature, "damping": 0.0}
+        if arm.method in POINT_OF:
+            options |= {"samples": arm.samples, **_GAUSSIAN}
+        if arm.method == "imaml":
+            options |= {"lam": 1.0}
+        learner: MetaLearner = getattr(methods, arm.method)(net, **options)
+        return learner
+
+    def loss(self, learner: MetaLearner) -> Tensor:
+        return learner(self.batch, torch.Generator().manual_seed(0))
+
+    def weigh(self) -> None:
+        """The peaks of forward and backward; nothing here is timed."""
+        learner = self.learner = self.build(capture=False)
+        few = replace(
+            self.batch, query_x=self.batch.query_x[:, :5], query_y=self.batch.query_y[:, :5]
+        )
+        first = learner(few, torch.Generator().manual_seed(0))  # checks its batch, once
+        if self.device.type == "cuda":
+            first.backward()  # libraries take their workspaces, once
+        del first
+        learner.zero_grad()
+        with Meter(self.device) as meter:
+            loss = self.loss(learner)
+            self.bytes["forward"], self.bytes["kept"] = meter.peak, meter.live
+            meter.restart()
+            loss.backward()
+            self.bytes["backward"] = meter.peak
+        self.bytes["together"] = max(self.bytes["forward"], self.bytes["backward"])
+        self.found = replace(self.found, strategy=learner.strategy)
+        if out := int(learner.diagnostics.left_out.sum()):
+            self.found = replace(self.found, problem=f"{out} tasks diverged")
+
+    def clock(self) -> None:
+        """One forward and one backward pass, launched one by one and timed apart."""
+        learner = self.learner
+        assert learner is not None
+        learner.zero_grad()
+        began = self._now()
+        loss = self.loss(learner)
+        between = self._now()
+        loss.backward()
+        self.seconds.append((between - began, self._now() - between))
+
+    def replay(self) -> None:
+        """On CUDA: the phases by replays, and the meta-step as a training loop pays it."""
+        self.seconds = self._phases()
+        how = ""
+        if not self.seconds:
+            how = "; phases launched one by one"
+            for _ in range(self.sweep.repeats):
+                self.clock()
+        self.learner = None
+        learner = self.build(capture=None)
+        with Meter(self.device) as meter:
+            for call in range(_WARM + self.sweep.repeats):
+                learner.zero_grad()
+                began = self._now()
+                self.loss(learner).backward()
+                if call >= _WARM:
+                    self.replayed.append(self._now() - began)
+            self.bytes["together"] = meter.peak
+        self.found = replace(self.found, strategy=learner.strategy + how)
+        del learner
+        self._hand_back()
+
+    def _phases(self) -> list[tuple[float, float]]:
+        """Seconds of forward and backward, replay by replay: the forward pass alone is recorded,
+        then the whole, and the backward pass is what the whole takes beyond it. Empty where they
+        cannot be recorded."""
+        learner = self.learner
+        assert learner is not None  # `weigh` came before, so that kernels are chosen
+        roots = task_roots(0, self.batch.task_keys, self.device)
+        found: list[list[float]] = []
+        for backward in (False, True):  # one recording's memory at a time
+            try:
+                recording = Recording(
+                    learner, learner.meta_step, self.batch, roots, backward=backward
+                )
+            except RuntimeError:
+                self._hand_back()
+                return []
+            found.append([self._replayed(recording) for _ in range(1 + self.sweep.repeats)][1:])
+            del recording
+            self._hand_back()
+        return [(alone, whole - alone) for alone, whole in zip(*found, strict=True)]
+
+    def _replayed(self, recording: Recording) -> float:
+        began = self._now()
+        recording.replay()
+        return self._now() - began
+
+    def _hand_back(self) -> None:
+        """The memory of recordings and learners that are gone, to the device."""
+        gc.collect()
+        if self.device.type == "cuda":
+            with suppress(RuntimeError):  # torch before 2.12, after a recording that failed
+                torch.cuda.empty_cache()
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def point(self) -> Point:
+        """What was found; where something failed, what was found before that."""
+        found = self.found
+        if self.seconds:
+            forward, backward = zip(*self.seconds, strict=True)
+            found = replace(
+                found,
+                forward=self._cost("forward", forward),
+                backward=self._cost("backward", backward),
+                kept_mb=self.bytes["kept"] / 1e6 / self.sweep.tasks,
+            )
+        both = [sum(pair) for pair in self.seconds]
+        if self.device.type == "cuda":
+            both = self.replayed
+        return replace(found, together=self._cost("together", both)) if both else found
+
+    def _cost(self, phase: str, seconds: Sequence[float]) -> Cost:
+        tasks = self.sweep.tasks
+        return Cost(1e3 * statistics.median(seconds) / tasks, self.bytes[phase] / 1e6 / tasks)

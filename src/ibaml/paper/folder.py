@@ -1,0 +1,215 @@
+"""What lies in a study's folder: finished parts, pictures, numbers, a text; and the page over all.
+
+NAME.png NAME.pdf  the picture           NAME.csv …   the numbers
+README.md          the text              result.json  all of it, for programs
+parts/             a file per finished part, by its settings: a run that was stopped reads them
+runs/              the run folders of studies that train
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ibaml import __version__
+from ibaml.files import write_whole
+from ibaml.machine import in_a_line, machine
+
+if TYPE_CHECKING:
+    from ibaml.paper.study import Findings, Study
+
+Numbers = dict[str, Any]
+
+
+class Parts:
+    """Numbers that were computed once are read, not computed again.
+
+    A part is known by the study, this version of ibaml and the settings in its key.
+
+    Attributes:
+        computed, reused: how many of this run's parts were, so far.
+        seconds: what all of them took when they were computed.
+    """
+
+    def __init__(self, folder: Path, study: str) -> None:
+        self._folder = folder
+        self._study = study
+        self.computed = self.reused = 0
+        self.seconds = 0.0
+
+    def run_folder(self, name: str, key: Mapping[str, Any]) -> Path:
+        """Where the training run with this key lies, beside the parts."""
+        return self._folder.parent / "runs" / f"{name}-{self._address(key)[1][:8]}"
+
+    def _address(self, key: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        whole = {"study": self._study, "version": __version__, **key}
+        text = json.dumps(whole, sort_keys=True)
+        return whole, hashlib.sha256(text.encode()).hexdigest()
+
+    def __call__(self, key: Mapping[str, Any], compute: Callable[[], Numbers]) -> Numbers:
+        """The numbers of the part with this key."""
+        whole, digest = self._address(key)
+        text = json.dumps(whole, sort_keys=True)
+        file = self._folder / f"{digest[:16]}.json"
+        stored = _read(file)
+        if stored is not None and json.dumps(stored.get("key"), sort_keys=True) == text:
+            self.reused += 1
+        else:
+            began = time.perf_counter()
+            numbers = compute()
+            stored = {"key": whole, "seconds": time.perf_counter() - began, "numbers": numbers}
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(stored, allow_nan=False))
+            self.computed += 1
+        self.seconds += stored["seconds"]
+        found: Numbers = stored["numbers"]
+        return found
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):  # not there, or not ours: it is computed
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write_study(
+    folder: Path,
+    study: Study,
+    settings: Any,
+    findings: Findings,
+    *,
+    command: str,
+    seconds: float,
+) -> list[Path]:
+    """Write the tables, the text and the result, then the pictures; returns the files.
+
+    Where matplotlib is not at hand there are no pictures: the same command elsewhere, with this
+    folder, draws them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = []
+    for name, rows in findings.tables.items():
+        tables.append(folder / f"{name}.csv")
+        write_whole(tables[-1], as_csv(rows))
+    result = {
+        "study": study.name,
+        "title": study.title,
+        "command": command,
+        "seed": getattr(settings, "seed", None),
+        "machine": findings.machine or in_a_line(machine()),
+        "seconds": round(seconds, 1),
+        "setup": list(findings.setup),
+        "table": [dict(row) for row in findings.shown],
+        "agrees": list(findings.agrees),
+        "differs": list(findings.differs),
+        "notes": list(findings.notes),
+        "numbers": dict(findings.numbers),
+        "settings": asdict(settings),
+    }
+    _write_result(folder, result, tables)  # before anything is drawn: nothing is lost then
+    return _write_result(folder, result, [*_draw(folder, findings), *tables])
+
+
+def _write_result(folder: Path, result: Mapping[str, Any], files: Sequence[Path]) -> list[Path]:
+    whole = {**result, "files": [file.name for file in files]}
+    text, numbers = folder / "README.md", folder / "result.json"
+    write_whole(text, as_text(whole))
+    write_whole(numbers, json.dumps(whole, indent=1, allow_nan=False))
+    return [*files, text, numbers]
+
+
+def _draw(folder: Path, findings: Findings) -> list[Path]:
+    from ibaml.report.figure import save
+
+    files: list[Path] = []
+    try:
+        for name, draw in findings.pictures.items():
+            picture = draw()
+            files += [save(picture, folder / f"{name}.{kind}") for kind in ("png", "pdf")]
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":
+            raise
+    return files
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with the same columns as CSV, numbers in full."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    """The short text: set-up, command, seed, machine, what agrees and what does not."""
+    pictures = [name for name in result["files"] if name.endswith(".png")]
+    lines = [f"# {result['title']}", ""]
+    lines += [f"![{result['title']}]({name})" for name in pictures]
+    lines += [""] if pictures else []
+    lines += [f"    {result['command']}", "", _about(result), ""]
+    if table := result.get("table"):
+        rows = [list(table[0]), ["---"] * len(table[0]), *(list(row.values()) for row in table)]
+        lines += [*(f"| {' | '.join(map(str, row))} |" for row in rows), ""]
+    for title, key in _sections(result):
+        lines += [f"## {title}", "", *(f"- {s}" for s in result[key] or ["nothing"]), ""]
+    lines += ["Files: " + ", ".join([*result["files"], "result.json"]) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _about(result: Mapping[str, Any]) -> str:
+    seed = "" if result["seed"] is None else f"Seed {result['seed']}. "
+    return f"{seed}{result['machine']}. {result['seconds']:.0f} s."
+
+
+_SECTIONS = (
+    ("Set-up", "setup"),
+    ("Agrees with the paper", "agrees"),
+    ("Does not agree", "differs"),
+    ("Beside the paper", "notes"),
+)
+
+
+def _sections(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The sections of a text; one for notes where there are any."""
+    return [(title, key) for title, key in _SECTIONS if key != "notes" or result.get("notes")]
+
+
+def write_page(root: Path) -> Path:
+    """One page over all studies whose results lie under ``root``."""
+    from jinja2 import Environment, StrictUndefined
+
+    found = [(file.parent.name, _read(file)) for file in sorted(root.glob("*/result.json"))]
+    studies = [_shown(folder, result) for folder, result in found if result is not None]
+    if not studies:
+        raise ValueError(f"{root} holds no results: run `ibaml reproduce` first")
+    page = root / "index.html"
+    template = (resources.files("ibaml.paper") / "page.html").read_text("utf-8")
+    pages = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined)
+    write_whole(page, pages.from_string(template).render(studies=studies))
+    return page
+
+
+def _shown(folder: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page shows of one study."""
+    sections = [(title, key, result[key] or ["nothing"]) for title, key in _sections(result)]
+    return {
+        "folder": folder,
+        "title": result["title"],
+        "command": result["command"],
+        "about": _about(result),
+        "table": result.get("table"),
+        "sections": sections,
+        "pictures": [name for name in result["files"] if name.endswith(".png")],
+        "links": [*result["files"], "README.md"],
+    }

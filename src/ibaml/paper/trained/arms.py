@@ -1,0 +1,205 @@
+"""Which methods are compared, and with which settings is each trained?
+
+An arm is an ordinary training run. All of them share network, tasks, seed and, but for the arms
+that adapt the head alone, the paper's protocol; the head has the defaults of `ibaml train`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from ibaml.fields import require, setting
+from ibaml.training import Settings as RunSettings
+from ibaml.training import resolve
+from ibaml.words import NORM_STATS
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method: its title in tables, and what sets it apart."""
+
+    title: str
+    method: str
+    steps: int | None = 5
+    curvature: str = "ggn"
+    head: bool = False
+
+    @property
+    def implicit(self) -> bool:
+        return self.method in ("ibaml", "imaml")
+
+    @property
+    def gaussian(self) -> bool:
+        return self.method in ("ibaml", "abml")
+
+
+ARMS = {
+    "maml5": Arm("MAML, K = 5", "maml"),
+    "abml5": Arm("ABML, K = 5", "abml"),
+    "ibaml5": Arm("iBaML, K = 5", "ibaml"),
+    "ibaml10": Arm("iBaML, K = 10", "ibaml", 10),
+    "ibaml15": Arm("iBaML, K = 15", "ibaml", 15),
+    "fomaml5": Arm("FOMAML, K = 5", "fomaml"),
+    "imaml5": Arm("iMAML, K = 5", "imaml"),
+    "ibaml_head": Arm("iBaML, head", "ibaml", None, head=True),
+    # to be asked for by name
+    "ibaml5_lemma": Arm("iBaML, K = 5, lemma", "ibaml", curvature="lemma"),
+    "ibaml5_energy": Arm("iBaML, K = 5, energy", "ibaml", curvature="energy"),
+    "ibaml15_lemma": Arm("iBaML, K = 15, lemma", "ibaml", 15, curvature="lemma"),
+    "imaml_head": Arm("iMAML, head", "imaml", None, head=True),
+}
+USUAL = tuple(ARMS)[:8]
+OWN = "own"  # batch norm's statistics as learner.adapt takes them
+# what does not change a result, or belongs to one machine
+_OF_THE_MACHINE = (
+    "root", "device", "threads", "execution", "micro_batch", "checkpoint_every", "keep",
+    "log_every", "tensorboard", "patience",
+)  # fmt: skip
+
+
+def _each_once(names: Sequence[str]) -> str | None:
+    return None if len(set(names)) == len(names) else "must name each once"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A comparison of arms. The defaults are the paper's protocol."""
+
+    seed: int = 0
+    arms: tuple[str, ...] = setting(
+        USUAL, "What is compared, in this order.", choices=tuple(ARMS), check=_each_once
+    )
+    data: str = setting("miniimagenet", "As `ibaml train` takes it.")
+    root: str = setting("", "Likewise; left out where empty.")
+    splits: str = setting("", "Likewise.")
+    image_size: int = setting(0, "Likewise; 0: the data's own.", least=0)
+    ways: int = 5
+    shots: int = 5
+    queries: int = setting(15, "A class of a training task.")
+    channels: int = setting(32, "Of Conv4.")
+    train_tasks: int = setting(80_000, "Of every arm (the paper: 40,000 steps of 2).", least=1)
+    batch: int = setting(2, "Tasks of a meta-step.", least=1)
+    head_tasks: int = setting(80_000, "`train_tasks` of arms that adapt the head.", least=1)
+    head_batch: int = setting(8, "`batch` of arms that adapt the head.", least=1)
+    head_steps: int = setting(0, "Their Newton steps; 0: as `ibaml train`.", least=0)
+    head_beta: float = setting(0.0, "Their β; 0: as `ibaml train`.", least=0)
+    meta_lr: float = setting(0.001, "β_meta of arms that adapt everything, as all to λ.")
+    inner_lr: float = setting(0.01, "α.")
+    samples: int = setting(5, "S.")
+    beta: float = setting(1.0, "β.")
+    init_log_var: float = setting(-6.0, "ρ.")
+    cg_steps: int = setting(5, "L.")
+    lam: float = setting(0.5, "iMAML's λ.")
+    validations: int = setting(20, "How often validation looks in training; 0: never.", least=0)
+    val_tasks: int = setting(100, "Tasks it looks at.", least=1)
+    test_tasks: int = setting(1000, "Test tasks.", least=1)
+    test_samples: int = setting(10, "S in the test.", least=1)
+    test_steps: int = setting(
+        0, "K in the test, of arms that adapt everything; 0: as in training.", least=0
+    )
+    test_queries: int = setting(15, "A class of a test task.", least=1)
+    norm_stats: str = setting(
+        "batch",
+        "Batch norm's statistics in the test: of the batch (the literature's, transductive), the "
+        "support set, the running ones, or own: what `learner.adapt` takes.",
+        choices=(*NORM_STATS, OWN),
+    )
+    which: str = setting(
+        "best", "The weights that are tested, best by validation nll.", choices=("best", "last")
+    )
+    diagnosed: int = setting(16, "Tasks on which the last meta-gradient is looked into.", least=1)
+    device: str = "auto"
+    precision: str = "full"
+    threads: int = setting(1, "Threads of torch.", least=1)
+
+    def __post_init__(self) -> None:
+        require(self)
+        for arm in self.arms:
+            run_settings(ARMS[arm], self)  # refused now, not when others are trained
+
+
+def run_settings(arm: Arm, study: Settings) -> RunSettings:
+    """The training run of an arm."""
+    tasks, batch = study.train_tasks, study.batch
+    if arm.head:
+        tasks, batch = study.head_tasks, study.head_batch
+    iterations = ceil(tasks / batch)
+    between = max(1, iterations // study.validations) if study.validations > 0 else 0
+    given: dict[str, Any] = {
+        "method": arm.method,
+        "data": study.data,
+        "root": study.root or None,
+        "splits": study.splits or None,
+        "image_size": study.image_size or None,
+        "ways": study.ways,
+        "shots": study.shots,
+        "queries": study.queries,
+        "channels": study.channels,
+        "iterations": iterations,
+        "tasks": batch,
+        "seed": study.seed,
+        "device": study.device,
+        "precision": study.precision,
+        "threads": study.threads,
+        "val_every": between,
+        "val_tasks": study.val_tasks,
+        "checkpoint_every": max(1, min(500, iterations // 10)),
+        "keep": 1,
+        "log_every": max(1, min(100, iterations // 20)),
+        "tensorboard": False,
+        "temperature": "1",
+    }
+    return resolve({**given, **(_head(arm, study) if arm.head else _everything(arm, study))})
+
+
+def _head(arm: Arm, study: Settings) -> dict[str, Any]:
+    """The head adapted by Newton steps, as `ibaml train` does unasked."""
+    beta = study.head_beta if arm.gaussian else 0.0
+    return {"adapt": "head", "steps": study.head_steps or None, "beta": beta or None}
+
+
+def _everything(arm: Arm, study: Settings) -> dict[str, Any]:
+    """All weights adapted by K steps of descent, as in the paper."""
+    given: dict[str, Any] = {
+        "adapt": "all",
+        "solver": "descent",
+        "steps": arm.steps,
+        "inner_lr": study.inner_lr,
+        "meta_lr": study.meta_lr,
+        "schedule": "constant",
+    }
+    if arm.implicit:
+        given.update(cg_steps=study.cg_steps, curvature=arm.curvature)
+    if arm.gaussian:
+        given.update(
+            samples=study.samples,
+            noise="independent",
+            beta=study.beta,
+            init_log_var=study.init_log_var,
+        )
+    if arm.method == "imaml":
+        given["lam"] = study.lam
+    return given
+
+
+def identity(settings: RunSettings) -> dict[str, Any]:
+    """What a training run is, wherever it runs: the settings without those of a machine, and the
+    data by its name, not by its place."""
+    found = dataclasses.asdict(settings)
+    for name in _OF_THE_MACHINE:
+        del found[name]
+    for name in ("data", "splits"):
+        found[name] = found[name] and Path(found[name]).name
+    return found
+
+
+def of_this_machine(settings: RunSettings, study: Settings) -> RunSettings:
+    """The settings of a run folder that may come from elsewhere, with this machine's own."""
+    ours = {name: getattr(study, name) for name in ("data", "device", "threads")}
+    places: dict[str, Any] = {name: getattr(study, name) or None for name in ("root", "splits")}
+    return dataclasses.replace(settings, **ours, **places)

@@ -1,0 +1,246 @@
+"""How is an arm trained, tested and looked into, once, whatever stops in between?
+
+Training leaves an ordinary run folder: one that is complete is not trained again, one that was
+stopped goes on. What was found is kept as parts, which need neither the run folder nor the data nor
+this machine to be read again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ibaml.assessment import Protocol, assess, open_test
+from ibaml.evaluation import ClassScores
+from ibaml.machine import in_a_line, machine, pick_device, threads
+from ibaml.paper.folder import Numbers, Parts
+from ibaml.paper.study import Progress
+from ibaml.paper.trained.arms import ARMS, OWN, Settings, identity, of_this_machine, run_settings
+from ibaml.paper.trained.inside import look_inside
+from ibaml.paper.trained.packed import packed, unpacked
+from ibaml.training import Run, RunError, Step, open_run, resume, train
+from ibaml.training.faults import Diverged
+from ibaml.training.start import load_run
+
+Tell = Callable[[int, str], None]  # tasks done of this arm, what is going on
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is known of an arm.
+
+    Attributes:
+        training: iterations, tasks, seconds, machine, data, validation, and why it failed, if so.
+        tested: the iteration of the tested weights, and tasks whose adaptation diverged.
+        scores: of the test tasks; None where training failed before its first checkpoint.
+        inside: see `look_inside`; None likewise.
+    """
+
+    name: str
+    training: Numbers
+    tested: Numbers
+    scores: ClassScores | None
+    inside: Numbers | None
+
+    @property
+    def title(self) -> str:
+        return ARMS[self.name].title
+
+
+def results(settings: Settings, parts: Parts, progress: Progress) -> list[Result]:
+    """All arms, one after the other."""
+    jobs = [_Job(name, settings, parts) for name in settings.arms]
+    total, done, found = sum(job.size for job in jobs), 0, []
+    with threads(settings.threads):
+        for job in jobs:
+            found.append(job.result(partial(_tell, progress, done, total, job.title)))
+            done += job.size
+    progress(total, total, "drawing")
+    _same_data(found)
+    return found
+
+
+def _tell(progress: Progress, before: int, total: int, title: str, done: int, what: str) -> None:
+    progress(min(before + done, total), total, f"{title}: {what}")
+
+
+class _Job:
+    """One arm of one comparison."""
+
+    def __init__(self, name: str, study: Settings, parts: Parts) -> None:
+        self.name, self.study, self.parts = name, study, parts
+        self.settings = run_settings(ARMS[name], study)
+        self.key = {"arm": identity(self.settings)}
+        self.folder = parts.run_folder(name.replace("_", "-"), self.key)
+        self.title = ARMS[name].title
+        self.trained_on = self.settings.iterations * self.settings.tasks
+        self.size = self.trained_on + study.test_tasks
+        self.test_steps = None if ARMS[name].head else study.test_steps or None
+
+    def result(self, tell: Tell) -> Result:
+        study = self.study
+        tell(0, "training")
+        training = self.parts({"part": "training", **self.key}, partial(self.train, tell))
+        how: dict[str, Any] = {
+            "tasks": study.test_tasks,
+            "queries": study.test_queries,
+            "samples": study.test_samples,
+            "norm_stats": study.norm_stats,
+            "which": study.which,
+        }
+        if self.test_steps is not None:
+            how["steps"] = self.test_steps
+        tell(self.trained_on, "testing")
+        tested = self.parts({"part": "test", **self.key, **how}, partial(self.test, tell))
+        tell(self.size, "looking inside")
+        inside = self.parts(
+            {"part": "inside", **self.key, "tasks": study.diagnosed}, partial(self.inside, tell)
+        )
+        scores = tested.pop("scores")
+        return Result(
+            self.name,
+            training,
+            tested,
+            None if scores is None else unpacked(scores),
+            inside or None,
+        )
+
+    def train(self, tell: Tell) -> Numbers:
+        """Train, or go on, to the end; training that diverges is a finding."""
+        failed = ""
+        try:
+            run = self.trained(tell)
+        except Diverged as error:
+            run, failed = self.opened(), str(error)
+        log = _log(run.path)
+        return {
+            "machine": in_a_line(machine(pick_device(self.settings.device))),
+            "data": run.data,
+            "iterations": self.settings.iterations,
+            "tasks a step": self.settings.tasks,
+            "tasks": self.trained_on,
+            "seconds": round(_seconds(log), 1),
+            "validation": [
+                [line["step"], line["val_nll"], line["val_accuracy"]]
+                for line in log
+                if "val_nll" in line
+            ],
+            "failed": failed,
+        }
+
+    def trained(self, tell: Tell) -> Run:
+        """The complete run."""
+        watch = partial(_watchers, tell, self.settings.tasks)
+        if not (self.folder / "config.json").exists():
+            run, outcome = train(self.settings, self.folder, watchers=watch)
+        else:
+            run = self.opened()
+            if _complete(run):
+                return run
+            run, outcome = resume(run, watchers=watch)  # it may have begun on another machine
+        if outcome.signal is not None:
+            raise KeyboardInterrupt
+        return run
+
+    def opened(self) -> Run:
+        run = open_run(self.folder)
+        return replace(run, settings=of_this_machine(run.settings, self.study))
+
+    def found(self, tell: Tell) -> Run | None:
+        """The run, trained where its folder was left behind; None where it has no weights."""
+        try:
+            return self.trained(tell)
+        except Diverged:
+            run = self.opened()
+            return run if run.saved() else None
+
+    def test(self, tell: Tell) -> Numbers:
+        run = self.found(tell)
+        if run is None:
+            return {"step": None, "diverged": None, "protocol": "", "scores": None}
+        study = self.study
+        protocol = Protocol(
+            tasks=study.test_tasks,
+            queries=study.test_queries,
+            steps=self.test_steps,
+            samples=study.test_samples,
+            norm_stats=None if study.norm_stats == OWN else study.norm_stats,
+            which=study.which,
+            device=study.device,
+        )
+        found = assess(
+            run,
+            protocol,
+            beside=False,
+            told=lambda _, done: tell(self.trained_on + done, "testing"),
+        )
+        if not isinstance(found.main, ClassScores):
+            raise ValueError(f"data: {found.source.name} is regression, and classes are compared")
+        ((name, diverged),) = found.diverged.items()
+        return {
+            "step": found.step, "diverged": diverged, "protocol": name, "scores": packed(found.main)
+        }  # fmt: skip
+
+    def inside(self, tell: Tell) -> Numbers:
+        run = self.found(tell)
+        if run is None:
+            return {}
+        source = open_test(run, Protocol(queries=self.settings.queries, device=self.study.device))
+        learner, step = load_run(run, "last", pick_device(self.settings.device))
+        return {"step": step, **look_inside(learner, source, self.study.diagnosed)}
+
+
+def _complete(run: Run) -> bool:
+    last = run.settings.iterations
+    return (run.checkpoints / f"step-{last:08d}.safetensors").exists()
+
+
+def _log(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "log.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _seconds(log: list[dict[str, Any]]) -> float:
+    """What training took, over all the processes it took: each counts from its own start."""
+    times = [float(line["seconds"]) for line in log]
+    return sum(now for now, then in zip(times, [*times[1:], 0.0], strict=True) if then < now)
+
+
+def _watchers(tell: Tell, tasks: int, *_: Any) -> list[_Watch]:
+    return [_Watch(tell, tasks)]
+
+
+class _Watch:
+    """Tells how far training is."""
+
+    def __init__(self, tell: Tell, tasks: int) -> None:
+        self._tell, self._tasks = tell, tasks
+
+    def started(self, first: int, total: int) -> None:
+        self._tell(first * self._tasks, "training")
+
+    def stepped(self, step: Step) -> None:
+        self._tell(step.step * self._tasks, f"training, loss {step.loss:.3f}")
+
+    def validated(self, step: int, scores: dict[str, float], best: bool) -> None:
+        pass
+
+    def told(self, text: str) -> None:
+        pass
+
+    def ended(self) -> None:
+        pass
+
+
+def _same_data(found: list[Result]) -> None:
+    """Refuse to compare arms of different data (parts of one folder, measured at two places)."""
+    digests = {result.training["data"]["digest"]: result.name for result in found}
+    if len(digests) > 1:
+        raise RunError(
+            f"the data of {' and '.join(digests.values())} differ, though their name is the same: "
+            "train all of them on one (--fresh, or another --out)"
+        )

@@ -1,0 +1,145 @@
+"""Which settings does a run take that were not given, and which contradict each other?
+
+A setting left out takes the default of its method and data; a setting that the method or the data
+do not read is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from ibaml.fields import SettingsError, chosen, near, refuse_unread
+from ibaml.kinds import IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
+from ibaml.training.settings import Settings
+from ibaml.words import GAUSSIAN, IMPLICIT, UNROLLED
+
+if TYPE_CHECKING:
+    from ibaml.energy.likelihood import Temperature
+
+
+def resolve(given: Mapping[str, Any]) -> Settings:
+    """The settings of a run from those that were given; the rest by method and data."""
+    found = chosen(Settings, given)
+    method = found.get("method", "ibaml")
+    _refuse_contradictions(found, method)
+    values = {**_defaults(found, method), **found}
+    return Settings(**values)
+
+
+def data_kind(given: Mapping[str, Any]) -> Kind:
+    """The kind of data that settings name."""
+    return kind_of_data(given.get("data", "glyphs"), table=given.get("target") is not None)
+
+
+def is_regression(given: Mapping[str, Any]) -> bool:
+    return data_kind(given).regression
+
+
+def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
+    """Refuse settings that nothing would read, and settings that contradict each other."""
+    if given.get("data") == "":
+        raise SettingsError("data is empty: give a name or a path, or leave it out for glyphs")
+    refuse_unread(Settings, given, method)
+    table = [name for name in ("task", "features", "target") if name in given]
+    if table and len(table) < 3:
+        missing = [name for name in ("task", "features", "target") if name not in table]
+        raise SettingsError(f"a table needs {' and '.join(missing)} too ({table[0]} was given)")
+    refuse_unread_data(given)
+    regression = is_regression(given)
+    for name in ("ways", "rotations", "augment", "tie_head"):
+        if regression and given.get(name):
+            raise SettingsError(f"{name} is for classification, and {_what(given)} is regression")
+    if regression and given.get("temperature") is not None:
+        raise SettingsError(f"temperature is for classification, and {_what(given)} is regression")
+    if given.get("temperature") is not None:
+        temperature_of(given["temperature"])
+        if method == "reptile" and given["temperature"] in ("learned", "both"):
+            raise SettingsError("reptile has no gradient for a temperature: use fitted")
+    for name in ("noise_std", "learn_noise"):
+        if not regression and given.get(name) is not None:
+            raise SettingsError(f"{name} is for regression (sinusoids, or a table with target)")
+    solver = given.get("solver")
+    if solver == "newton" and "inner_lr" in given:
+        raise SettingsError("inner_lr is not read by solver newton, which has a line search")
+    if solver == "newton" and method not in IMPLICIT and method not in ("fomaml", "reptile"):
+        raise SettingsError(f"solver newton cannot be unrolled, as {method} does: use descent")
+    if solver == "natural" and method not in GAUSSIAN:
+        raise SettingsError(f"solver natural moves log-variances, and {method} has none")
+    model = given.get("model")
+    if model == "mlp":
+        for name in ("channels", "norm"):
+            if name in given:
+                raise SettingsError(f"{name} is for conv4 and resnet12, and the model is mlp")
+    elif model is not None and "hidden" in given:
+        raise SettingsError(f"hidden is for mlp, and the model is {model}")
+    if "momentum" in given and given.get("optimiser", "adam") not in ("sgd", "rmsprop"):
+        raise SettingsError(
+            f"momentum is for sgd and rmsprop, and optimiser is {given.get('optimiser', 'adam')}"
+        )
+    if given.get("curvature") == "lemma" and method != "ibaml":
+        raise SettingsError("curvature lemma is written for ibaml's Gaussian: use ggn or energy")
+    if method == "reptile" and given.get("adapt", "all") != "all":
+        raise SettingsError("reptile has no gradient for shared weights: leave adapt at all")
+    if given.get("learn_noise") and method == "reptile":
+        raise SettingsError("reptile has no gradient for learn_noise: leave it out")
+    if given.get("objective") == "abml" and method not in GAUSSIAN:
+        raise SettingsError(f"objective abml needs a Gaussian belief, and {method} has a point")
+    warmup, iterations = given.get("warmup", 0), given.get("iterations", 2000)
+    if warmup > iterations:
+        raise SettingsError(f"warmup ({warmup}) is longer than iterations ({iterations})")
+
+
+def refuse_unread_data(given: Mapping[str, Any]) -> None:
+    """Refuse settings that this kind of data does not read."""
+    if said := refusal(given.get("data", "glyphs"), data_kind(given), given):
+        raise SettingsError(said)
+
+
+def temperature_of(text: str) -> Temperature:
+    """The temperature that a setting means."""
+    try:
+        number = float(text)
+    except ValueError:
+        if text not in ("learned", "fitted", "both"):
+            raise SettingsError(
+                f"temperature must be learned, fitted, both or a number, got {text!r}"
+                f"{near(text, ('learned', 'fitted', 'both'))}"
+            ) from None
+        return cast("Temperature", text)
+    if not 0 < number < math.inf:
+        raise SettingsError(f"temperature must be a positive number, got {text}")
+    return number
+
+
+def _what(given: Mapping[str, Any]) -> str:
+    return "a table" if data_kind(given) is TABLE else str(given.get("data"))
+
+
+def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """What was not given, by method and data."""
+    from ibaml.recommended import recommended, recommended_adapt, recommended_meta_lr  # torch
+
+    kind = data_kind(given)
+    regression = kind.regression
+    adapt = given.get("adapt", recommended_adapt(method))
+    head = adapt == "head"
+    values: dict[str, Any] = {
+        "adapt": adapt,
+        "shots": 5 if regression else 1,
+        **recommended(method, head=head, regression=regression, given=given),
+        "meta_lr": recommended_meta_lr(head=head),
+    }
+    for name, usual in (("image_size", IMAGE_SIZE), ("queries", QUERIES)):
+        if kind.reads(name):
+            values[name] = usual
+    if not regression:
+        values["ways"] = 5
+    if method in UNROLLED:
+        values["learn_inner_lr"] = False
+    if method == "reptile":
+        values["train_shots"] = max(5, given.get("shots", 1))
+    if given.get("optimiser") in ("sgd", "rmsprop"):
+        values["momentum"] = 0.0
+    return values

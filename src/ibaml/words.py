@@ -1,0 +1,35 @@
+"""Which words may a person type? The names of methods, solvers and the other choices.
+
+Nothing here needs torch: the command line shows them before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+METHODS = ("ibaml", "abml", "imaml", "maml", "fomaml", "reptile")
+GAUSSIAN = ("ibaml", "abml")
+IMPLICIT = ("ibaml", "imaml")
+UNROLLED = ("abml", "maml")
+# which methods read an option; the rest is read by all
+READ_BY: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("samples", "noise", "beta", "init_log_var", "belief"), GAUSSIAN),
+    **dict.fromkeys(("cg_steps", "curvature", "damping"), IMPLICIT),
+    "block": ("ibaml",),
+    "lam": ("imaml",),
+    "objective": ("ibaml", "abml", "imaml", "maml", "fomaml"),
+}
+
+SolverName = Literal["newton", "descent", "natural", "adam"]
+SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam")
+ObjectiveName = Literal["query", "predictive", "abml"]
+OBJECTIVES: tuple[ObjectiveName, ...] = ("query", "predictive", "abml")
+CurvatureKind = Literal["energy", "ggn", "lemma"]
+CURVATURES: tuple[CurvatureKind, ...] = ("energy", "ggn", "lemma")
+NormStats = Literal["batch", "support", "running"]
+NORM_STATS: tuple[NormStats, ...] = ("batch", "support", "running")
+Strategy = Literal["auto", "loop", "single", "vmap", "fold", "head"]
+STRATEGIES: tuple[Strategy, ...] = ("auto", "loop", "single", "vmap", "fold", "head")
+Precision = Literal["full", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = ("full", "bfloat16")
