@@ -617,7 +617,7 @@ OPTIONS = {
     ),
     "temperature zero": (
         lambda: Categorical(0),
-        "temperature must be a finite number, above 0; got 0",
+        'temperature must be a positive number, "learned", "fitted" or "both", got 0',
     ),
     "natural descent by its word": (
         lambda: m.imaml(mlp_model(), solver="natural"),

@@ -72,9 +72,11 @@ class Categorical(Likelihood):
 
     def __init__(self, temperature: Temperature = 1.0) -> None:
         super().__init__()
-        if not isinstance(temperature, str):
-            check_number("temperature", temperature, above=0)
-        elif temperature not in ("learned", "fitted", "both"):
+        if isinstance(temperature, int | float) and not isinstance(temperature, bool):
+            fits = 0 < temperature < math.inf
+        else:
+            fits = isinstance(temperature, str) and temperature in ("learned", "fitted", "both")
+        if not fits:
             raise ValueError(
                 'temperature must be a positive number, "learned", "fitted" or "both", got '
                 f"{temperature!r}"
