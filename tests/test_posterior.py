@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -146,8 +147,6 @@ def test_batches_convert_and_select():
     assert picked.task_keys == (5, 7)
     assert torch.equal(picked.query_x, tokens[[0, 2]])
     assert batch.select(slice(1, 3)).task_keys == (6, 7)
-    import numpy as np
-
     other = ibaml.TaskBatch(tokens, tokens[..., 0] % 2, tokens, tokens[..., 0] % 2, np.arange(3))
     assert other.task_keys == (0, 1, 2)
 
@@ -162,3 +161,80 @@ def test_sinusoids_depend_on_their_keys_alone():
     a, phi, _ = family.task(1, 4)
     assert 0.1 <= a <= 5
     assert torch.allclose(one.support_y, a * torch.sin(one.support_x + phi), atol=1e-5)
+
+
+def test_it_says_what_it_is():
+    x, y, _ = task()
+    assert repr(classifier(adapt="head").adapt(x, y)) == (
+        "Posterior(3 classes (0, 1, 2), DiagonalGaussian over 15 weights (2.weight, 2.bias))"
+    )
+    tied = plain_learner("ibaml", mlp_model(), adapt="head", tie_head=True)
+    many = [f"kind {i}" for i in range(6)]
+    assert repr(tied.adapt(x, many)) == (
+        "Posterior(6 classes (kind 0, kind 1, kind 2, kind 3, … 2 more), "
+        "DiagonalGaussian over 30 weights (2.weight, 2.bias))"
+    )
+    numbers = regression_batch()
+    learner = plain_learner("maml", nn.Linear(4, 1).to(F64))
+    assert repr(learner.adapt(numbers.support_x[0], numbers.support_y[0])) == (
+        "Posterior(regression, Point over 5 weights (weight, bias))"
+    )
+    assert repr(learner.adapt_all(numbers)) == (
+        "Posteriors(2 tasks, Point over 5 weights (weight, bias))"
+    )
+    far = plain_learner("maml", nn.Linear(4, 1).to(F64), lr=1e9)
+    with pytest.warns(RuntimeWarning, match="diverged"):
+        posterior = far.adapt(numbers.support_x[0], numbers.support_y[0])
+    assert "the prior in 1 of 1: the solver diverged" in repr(posterior)
+
+
+class TestNll:
+    """−log of the averaged likelihood, of targets as people have them."""
+
+    def test_labels_as_they_went_in(self):
+        x, y, query = task()
+        names = [("cat", "dog", "owl")[i] for i in y.tolist()]
+        learner = plain_learner("ibaml", mlp_model(), adapt="head", tie_head=True)
+        posterior = learner.adapt(x, names)
+        asked = ["owl", "cat", "dog", "owl", "cat", "cat"]
+        right = [posterior.classes.index(name) for name in asked]
+        expected = -posterior.predict_proba(query)[torch.arange(6), right].log()
+        assert torch.allclose(posterior.nll(query, asked), expected, atol=1e-12)
+        numbers = learner.adapt(x, [(3, 7, 11)[i] for i in y.tolist()])
+        assert torch.equal(
+            numbers.nll(query, [11, 3, 7, 11, 3, 3]), posterior.nll(query.numpy(), asked)
+        )
+        with pytest.raises(ValueError, match="y has labels that classes does not name: cow"):
+            posterior.nll(query, ["cow"] * 6)
+
+    @pytest.mark.parametrize("kind", [torch.tensor, np.array, list])
+    def test_tensors_arrays_and_lists(self, kind):
+        x, y, query = task()
+        posterior = classifier().adapt(x, y)
+        asked = [2, 0, 1, 2, 0, 0]
+        expected = -posterior.predict_proba(query)[torch.arange(6), asked].log()
+        assert torch.allclose(posterior.nll(query, kind(asked)), expected, atol=1e-12)
+
+    def test_numbers(self):
+        batch = regression_batch()
+        learner = plain_learner("ibaml", nn.Linear(4, 1).to(F64), likelihood=Gaussian(0.5))
+        posterior = learner.adapt(batch.support_x[0], batch.support_y[0])
+        query, y = batch.query_x[0], torch.tensor([[1.0], [0.0], [2.0], [1.0], [0.0]], dtype=F64)
+        normal = torch.distributions.Normal(posterior.outputs(query), 0.5)
+        expected = -normal.log_prob(y).squeeze(-1).exp().mean(0).log()
+        for targets in (y, y.numpy(), y.long(), y.int().numpy()):
+            assert torch.allclose(posterior.nll(query, targets), expected, atol=1e-12)
+
+    def test_what_it_refuses(self):
+        x, y, query = task()
+        posterior = classifier().adapt(x, y)
+        with pytest.raises(ValueError, match="x and y need one entry per example: x has 6, y has"):
+            posterior.nll(query, y[:4])
+        with pytest.raises(ValueError, match="y has labels that classes does not name: 3"):
+            posterior.nll(query, [0, 1, 2, 3, 0, 0])
+        with pytest.raises(ValueError, match="y is floating; labels are text, whole numbers"):
+            posterior.nll(query, query[:, 0])
+        with pytest.raises(
+            ValueError, match=r"samples must be a whole number, 1 or more; got 2\.0"
+        ):
+            posterior.nll(query, y, samples=2.0)

@@ -10,15 +10,8 @@ from torch import nn
 
 import ibaml
 from ibaml import (
-    Abml,
-    Adam,
     FirstOrder,
-    Gaussian,
-    GradientDescent,
     Implicit,
-    NaturalDescent,
-    NewtonCG,
-    QueryNll,
     Reptile,
     TaskBatch,
     Unrolled,
@@ -26,105 +19,6 @@ from ibaml import (
 from problems import class_batch, mlp_model, plain_learner
 
 m = ibaml.methods
-
-
-def frozen() -> nn.Module:
-    return mlp_model().requires_grad_(False)
-
-
-class TiedHead(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(5, 3)
-        self.head = nn.Linear(3, 5, bias=False)
-        self.head.weight = self.embedding.weight
-
-
-OPTIONS = {
-    "implicit without a prior": (lambda: m.maml(mlp_model(), gradient=Implicit()), "prior"),
-    "imaml with lambda zero": (lambda: m.imaml(mlp_model(), lam=0.0), "prior"),
-    "negative lambda": (lambda: m.imaml(mlp_model(), lam=-1.0), "lam"),
-    "learned step size under implicit": (
-        lambda: m.ibaml(mlp_model(), solver=GradientDescent(5, 0.1, learn_lr=True)),
-        "step size",
-    ),
-    "learned step size under first order": (
-        lambda: m.fomaml(mlp_model(), solver=GradientDescent(5, 0.1, learn_lr=True)),
-        "step size",
-    ),
-    "negative beta": (lambda: m.ibaml(mlp_model(), beta=-0.5), "beta"),
-    "beta zero": (lambda: m.ibaml(mlp_model(), beta=0.0), "beta"),
-    "zero samples": (lambda: m.ibaml(mlp_model(), samples=0), "samples"),
-    "unknown noise": (lambda: m.ibaml(mlp_model(), noise="sobol"), "noise"),
-    "infinite variance": (lambda: m.ibaml(mlp_model(), init_log_var=float("inf")), "init_log_var"),
-    "reptile without steps": (lambda: m.reptile(mlp_model(), steps=0), "steps=0"),
-    "reptile with shared weights": (lambda: m.reptile(mlp_model(), adapt="head"), "shared"),
-    "no trainable parameters": (lambda: m.maml(frozen()), "no trainable parameters"),
-    "no parameters at all": (lambda: m.maml(nn.ReLU()), "no trainable parameters"),
-    "not a module": (lambda: m.maml(lambda x: x), "nn.Module"),
-    "negative steps": (lambda: m.maml(mlp_model(), steps=-1), "steps"),
-    "negative lr": (lambda: m.maml(mlp_model(), lr=-0.1), "lr"),
-    "negative cg steps": (lambda: m.ibaml(mlp_model(), cg_steps=-1), "steps"),
-    "unknown curvature": (lambda: m.ibaml(mlp_model(), curvature="fisher"), "curvature"),
-    "negative damping": (lambda: m.ibaml(mlp_model(), damping=-1.0), "damping"),
-    "unknown block": (lambda: m.ibaml(mlp_model(), block="variance"), "block"),
-    "lemma for a point": (lambda: m.imaml(mlp_model(), curvature="lemma"), "lemma"),
-    "solver and steps": (lambda: m.maml(mlp_model(), solver=Adam(), steps=3), "solver"),
-    "gradient and cg steps": (
-        lambda: m.ibaml(mlp_model(), gradient=FirstOrder(), cg_steps=3),
-        "cg_steps",
-    ),
-    "unrolled newton": (lambda: m.maml(mlp_model(), solver=NewtonCG()), "unrolled"),
-    "natural descent for a point": (
-        lambda: m.maml(mlp_model(), solver=NaturalDescent()),
-        "Gaussian",
-    ),
-    "abml objective for a point": (lambda: m.maml(mlp_model(), objective=Abml()), "Gaussian"),
-    "adapt nothing": (lambda: m.maml(mlp_model(), adapt="hed.*"), "adapt.*hed"),
-    "adapt by an empty predicate": (lambda: m.maml(mlp_model(), adapt=lambda n, p: False), "adapt"),
-    "adapt and freeze the same": (
-        lambda: m.maml(mlp_model(), adapt="0", freeze="0.weight"),
-        "both",
-    ),
-    "head of a network without one": (lambda: m.maml(nn.Conv2d(1, 1, 1), adapt="head"), "no head"),
-    "tied head that is shared": (lambda: m.maml(mlp_model(), adapt="0", tie_head=True), "tie_head"),
-    "unknown execution": (lambda: m.maml(mlp_model(), execution="fast"), "execution"),
-    "unknown option": (lambda: m.maml(mlp_model(), step=3), "step"),
-    "likelihood that is none": (lambda: m.maml(mlp_model(), likelihood="gaussian"), "likelihood"),
-    "noise that is not positive": (lambda: Gaussian(noise=0.0), "noise"),
-    "objective without samples": (lambda: QueryNll(samples=0), "samples"),
-    "objective with unknown noise": (lambda: QueryNll(noise="new"), "noise"),
-    "shared noise with samples": (lambda: QueryNll(samples=2, noise="shared"), "shared"),
-    "abml without tasks": (lambda: Abml(tasks=0), "tasks"),
-    "no cg steps": (lambda: m.ibaml(mlp_model(), cg_steps=0), "exactly zero"),
-    "infinite damping": (lambda: m.ibaml(mlp_model(), damping=float("inf")), "damping"),
-    "steps that are no number of steps": (lambda: m.maml(mlp_model(), steps=2.5), "steps"),
-    "samples that are no number": (lambda: m.ibaml(mlp_model(), samples=2.5), "samples"),
-    "log-variance out of float's range": (lambda: m.ibaml(mlp_model(), init_log_var=-800.0), "log"),
-    "reptile with a meta-loss": (lambda: m.reptile(mlp_model(), objective=QueryNll()), "meta-loss"),
-    "reptile with a learned noise": (
-        lambda: m.reptile(mlp_model(), likelihood=Gaussian(1.0, learn=True)),
-        "learn=False",
-    ),
-    "an option of another method": (
-        lambda: m.maml(mlp_model(), cg_steps=3),
-        "cg_steps is read by ibaml, imaml, and the method is maml: leave it out",
-    ),
-    "a typo": (lambda: m.ibaml(mlp_model(), adpat="head"), "did you mean adapt"),
-    "head tied to an embedding": (
-        lambda: m.ibaml(TiedHead(), adapt="all", tie_head=True),
-        "shares a weight",
-    ),
-    "eta out of range": (lambda: NaturalDescent(eta=1.5), "eta"),
-    "tolerance zero": (lambda: GradientDescent(tol=0.0), "tol"),
-    "newton on the lemma": (lambda: NewtonCG(curvature=ibaml.Curvature("lemma")), "ggn"),
-}
-
-
-@pytest.mark.parametrize(("build", "word"), list(OPTIONS.values()), ids=list(OPTIONS))
-def test_options(build, word):
-    with pytest.raises((ValueError, TypeError), match=word):
-        build()
 
 
 def test_step_sizes_must_name_every_weight_and_no_other():

@@ -440,9 +440,12 @@ def test_an_ill_task_is_left_out_of_implicit_gradients_too(method, adapt):
     learner = getattr(ibaml.methods, method)(mlp_model(nn.ReLU), likelihood=nll, adapt=adapt)
     loss = learner(batch, generator())
     assert loss.isfinite()
+    before = learner.diagnostics
     loss.backward()
     assert learner.diagnostics.left_out.tolist() == [False, True, False, False]
     assert not learner.diagnostics.unsolved[1]
+    assert not before.left_out.any()  # what was handed out does not change
+    assert before.cg_residual is None
     found = [p.grad.clone() for p in learner.parameters()]
     learner.zero_grad()
     learner(batch.select([0, 2, 3]), generator()).backward()

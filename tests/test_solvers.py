@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ibaml
 from ibaml import (
@@ -278,15 +280,37 @@ def test_negative_curvature_is_reported_and_harms_no_other_task():
     assert net.weight.grad.item() == pytest.approx(float(expected), rel=1e-12)
 
 
+def test_diagnostics_are_handed_out_without_waiting_for_the_device():
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.overloadpacket)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+    learner = plain_learner("ibaml", mlp_model())
+    learner(class_batch((3,))).backward()
+    with Watch():
+        held = learner.diagnostics
+    waits = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten._to_copy}
+    assert not waits & set(seen)
+    with Watch():
+        assert int(held.steps[0]) == 5
+    assert waits & set(seen)
+
+
 def test_diagnostics_tell_the_story():
     learner = plain_learner("ibaml", mlp_model(), init_log_var=-3.0, cg_steps=5)
     with pytest.raises(RuntimeError, match="call the learner"):
         _ = learner.diagnostics
     batch = class_batch((3,))
     loss = learner(batch, generator())
-    d = learner.diagnostics
-    assert d.cg_residual is None
+    before = learner.diagnostics
+    assert before.cg_residual is None
+    table = str(before)
     loss.backward()
+    assert before.cg_residual is None  # what was handed out does not change
+    assert before.record.linear is None
+    assert str(before) == table
     d = learner.diagnostics
     assert d.energy_after.shape == d.energy_before.shape == (2,)
     assert set(d.gradient_norm) == {"mean", "log_var"}
@@ -298,6 +322,9 @@ def test_diagnostics_tell_the_story():
     text = str(d)
     assert "CG residual" in text
     assert len(text.splitlines()) == 3
+    learner(class_batch((3,), seed=3), generator()).backward()
+    assert str(d) == text
+    assert str(learner.diagnostics) != text
     learner = learner.replace(diagnose=False)
     learner(batch).backward()
     assert learner.diagnostics.gradient_norm is None

@@ -12,7 +12,20 @@ from ibaml._version import __version__
 from ibaml.lazy import lazily
 
 if TYPE_CHECKING:
-    from ibaml import linalg, methods, nn, objectives, tasks
+    from ibaml import (
+        energy,
+        evaluation,
+        gradient,
+        linalg,
+        methods,
+        nn,
+        objectives,
+        report,
+        solve,
+        tasks,
+        training,
+        weights,
+    )
     from ibaml.artefact import load_posterior
     from ibaml.curvature import Curvature
     from ibaml.diagnostics import Diagnostics
@@ -26,6 +39,7 @@ if TYPE_CHECKING:
     from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
     from ibaml.tasks import TaskBatch
     from ibaml.training.start import load
+    from ibaml.weights import DiagonalGaussian, Point
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -50,8 +64,22 @@ else:
             "solve": ("Adam", "GradientDescent", "NaturalDescent", "NewtonCG"),
             "tasks": ("TaskBatch",),
             "training.start": ("load",),
+            "weights": ("DiagonalGaussian", "Point"),
         },
-        modules=("linalg", "methods", "nn", "objectives", "tasks"),
+        modules=(
+            "energy",
+            "evaluation",
+            "gradient",
+            "linalg",
+            "methods",
+            "nn",
+            "objectives",
+            "report",
+            "solve",
+            "tasks",
+            "training",
+            "weights",
+        ),
     )
 
 __all__ = [
@@ -62,6 +90,7 @@ __all__ = [
     "Curvature",
     "Dense",
     "Diagnostics",
+    "DiagonalGaussian",
     "FirstOrder",
     "Gaussian",
     "GradientDescent",
@@ -71,6 +100,7 @@ __all__ = [
     "NaturalDescent",
     "Neumann",
     "NewtonCG",
+    "Point",
     "Posterior",
     "Posteriors",
     "PredictiveNll",
@@ -81,6 +111,9 @@ __all__ = [
     "TaskBatch",
     "Unrolled",
     "__version__",
+    "energy",
+    "evaluation",
+    "gradient",
     "implicit_solve",
     "linalg",
     "load",
@@ -89,5 +122,9 @@ __all__ = [
     "nn",
     "objectives",
     "recommend",
+    "report",
+    "solve",
     "tasks",
+    "training",
+    "weights",
 ]

@@ -10,11 +10,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ibaml.arguments import check_count, check_flag, check_number, check_part, check_word
 from ibaml.energy import NOISE_KINDS, Likelihood, TaskEnergy
+from ibaml.execution import Execution, Precision
 from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
 from ibaml.objectives import Abml, Objective, TowardsSolution
-from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver, check_count
+from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver
 from ibaml.weights import Belief, DiagonalGaussian, Roles, head_module
+from ibaml.words import EXECUTIONS, PRECISIONS
 
 _LOG_VAR_LIMIT = 80.0  # exp(±88) leaves float32
 
@@ -30,17 +33,16 @@ def check_options(
     beta: float,
     init_log_var: float,
 ) -> None:
-    """Refuse choices that cannot work together."""
+    """Refuse what is no choice, and choices that cannot work together."""
+    check_part("belief", belief)
+    check_part("solver", solver)
+    check_part("gradient", gradient)
+    if objective is not None:
+        check_part("objective", objective)
     check_count("samples", samples, 1)
-    if noise not in NOISE_KINDS:
-        raise ValueError(f"noise must be one of {NOISE_KINDS}, got {noise!r}")
-    if not (beta > 0 and math.isfinite(beta)):
-        raise ValueError(f"beta must be positive (1 is Bayes, below 1 tempers), got {beta}")
-    if not abs(init_log_var) <= _LOG_VAR_LIMIT:
-        raise ValueError(
-            f"init_log_var is a log-variance between −{_LOG_VAR_LIMIT:g} and {_LOG_VAR_LIMIT:g}, "
-            f"got {init_log_var}"
-        )
+    check_word("noise", noise, NOISE_KINDS)
+    check_number("beta", beta, above=0)
+    check_number("init_log_var", init_log_var, least=-_LOG_VAR_LIMIT, most=_LOG_VAR_LIMIT)
     learned = isinstance(solver, Descent) and solver.learn_lr
     if isinstance(gradient, Implicit):
         if not belief.has_prior:
@@ -83,8 +85,19 @@ def check_options(
         raise ValueError("ABML's objective needs a Gaussian belief (its hyper-prior is over 1/d)")
 
 
+def check_running(
+    execution: Execution, precision: Precision, capture: bool | None, diagnose: bool
+) -> None:
+    """Refuse what is no choice of how a learner runs."""
+    check_word("execution", execution, EXECUTIONS)
+    check_word("precision", precision, PRECISIONS)
+    check_flag("capture", capture, or_none=True)
+    check_flag("diagnose", diagnose)
+
+
 def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head: bool) -> None:
     """Refuse a model the choices do not fit."""
+    check_flag("tie_head", tie_head)
     if isinstance(gradient, Reptile) and roles.shared:
         raise ValueError(
             "Reptile moves a prior towards the tasks' solutions and has no gradient for shared "

@@ -10,7 +10,6 @@ prior's penalty and μ the damping:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor
 
+from ibaml.arguments import check_number, check_word
 from ibaml.energy import Energy, TaskEnergy, detached
 from ibaml.weights import DiagonalGaussian
 from ibaml.words import CURVATURES, CurvatureKind
@@ -46,12 +46,9 @@ class Curvature:
     block: Block = "all"
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"curvature must be one of {KINDS}, got {self.kind!r}")
-        if not 0 <= self.damping < math.inf:
-            raise ValueError(f"damping must be 0 or more, and finite, got {self.damping}")
-        if self.block not in BLOCKS:
-            raise ValueError(f"block must be one of {BLOCKS}, got {self.block!r}")
+        check_word("curvature", self.kind, KINDS)
+        check_number("damping", self.damping, least=0)
+        check_word("block", self.block, BLOCKS)
 
     def at(self, energy: Energy, v: Tensor, wanted: Sequence[int] = ()) -> Linearisation:
         """Linearise ∇E at v.

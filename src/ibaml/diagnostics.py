@@ -1,9 +1,9 @@
-"""What happened in the learner's last call, per task. Reading it waits for the device, writing it
-does not."""
+"""What happened in the learner's last call, per task. Reading a figure waits for the device,
+writing it down does not."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -19,13 +19,26 @@ UNSOLVED = 0.1  # ‖b − Hu‖/‖b‖ above which a meta-gradient rests on an
 class Diagnostics:
     """The record of one call; every tensor has one entry per task.
 
-    What belongs to the backward pass (``cg_…``, ``negative_curvature``) is None before it, and
-    under rules that solve no linear system.
+    What belongs to the backward pass (``cg_…``, ``negative_curvature``) is None where the record
+    was read before it, and under rules that solve no linear system. A record that was handed out
+    does not change: read `MetaLearner.diagnostics` again after ``backward()``.
     """
 
     step: MetaStep
     blocks: tuple[str, ...]
     keys: tuple[int, ...]
+
+    def as_it_is_now(self) -> Diagnostics:
+        """A record of its own, which a later backward pass does not add to. The copies are made on
+        the device, without waiting for it."""
+        step = self.step
+        rebuilt = step.rebuilt
+        if rebuilt is not None:
+            rebuilt = (replace(rebuilt[0]), rebuilt[1])
+        still = replace(
+            step, left_out=step.left_out.clone(), record=replace(step.record), rebuilt=rebuilt
+        )
+        return replace(self, step=still)
 
     @property
     def left_out(self) -> Tensor:

@@ -22,6 +22,7 @@ from typing import Any, TypedDict, Unpack
 
 from torch import nn
 
+from ibaml.arguments import check_count, check_part, check_word
 from ibaml.curvature import Block, Curvature, Kind
 from ibaml.energy import Gaussian, NllFunction, NoiseKind
 from ibaml.execution import Execution, Precision
@@ -38,7 +39,21 @@ from ibaml.recommended import (
 from ibaml.solve import Rate, Solver
 from ibaml.tasks import Dataset, Inputs, TaskSource
 from ibaml.weights import Belief, DiagonalGaussian, Point, Selection
-from ibaml.words import READ_BY, SOLVERS, SolverName
+from ibaml.words import CURVATURES, READ_BY, SOLVERS, ObjectiveName, SolverName
+
+__all__ = [
+    "BayesOptions",
+    "IbamlOptions",
+    "ImamlOptions",
+    "ImplicitOptions",
+    "Options",
+    "abml",
+    "fomaml",
+    "ibaml",
+    "imaml",
+    "maml",
+    "reptile",
+]
 
 
 class Options(TypedDict, total=False):
@@ -50,7 +65,8 @@ class Options(TypedDict, total=False):
         steps, lr: K and α. A head that is adapted by an implicit method is solved by Newton's
             method, unless an α is given, which means descent.
         solver: an object, or one of ``"newton"``, ``"descent"``, ``"natural"``, ``"adam"``.
-        gradient, objective, likelihood: objects, see `MetaLearner`, which has the others too.
+        objective: an object, or one of ``"query"``, ``"predictive"``, ``"abml"``.
+        gradient, likelihood: objects, see `MetaLearner`, which has the others too.
         data: the dataset that the learner is for: what depends on it (`ibaml.recommend`: how sure
             predictions are, how inputs are prepared) is then taken from it.
     """
@@ -62,7 +78,7 @@ class Options(TypedDict, total=False):
     lr: Rate
     solver: Solver | SolverName
     gradient: GradientRule
-    objective: Objective
+    objective: Objective | ObjectiveName
     likelihood: NllFunction | None
     data: Dataset | TaskSource
     execution: Execution
@@ -99,12 +115,14 @@ class BayesOptions(Options, total=False):
         noise: ``"independent"`` or ``"antithetic"`` pairs.
         beta: β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.
         init_log_var: ρ at the start.
+        belief: what is believed about the adapted weights; a diagonal Gaussian unless given.
     """
 
     samples: int
     noise: NoiseKind
     beta: float
     init_log_var: float
+    belief: Belief
 
 
 class IbamlOptions(ImplicitOptions, BayesOptions, total=False):
@@ -170,6 +188,10 @@ def _make(
     """The learner of a method: what was given, and the recommended values of the rest."""
     _refuse_unknown(method, given, set(known.__annotations__))
     options = {name: value for name, value in given.items() if value is not None}
+    if isinstance(options.get("solver"), str):
+        check_word("solver", options["solver"], SOLVERS)
+    if "gradient" in options:
+        check_part("gradient", options["gradient"])
     data = options.pop("data", None)
     if isinstance(model, nn.Module):
         options.setdefault("adapt", recommended_adapt(method, model))
@@ -183,7 +205,8 @@ def _make(
     )
     options["solver"] = _solver(options, values)
     if belief is None:
-        belief = Point(lam=_lam(options.pop("lam", values["lam"])))
+        belief = Point(lam=options.pop("lam", values["lam"]))
+    belief = options.pop("belief", belief)
     implicit = _implicit(options, values) if gradient is None else None
     chosen = options.pop("gradient", None)
     options["gradient"] = chosen or implicit or gradient
@@ -210,12 +233,6 @@ def _what_matters(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _lam(lam: float) -> float:
-    if not 0 <= lam < math.inf:
-        raise ValueError(f"lam must be a finite number, 0 or more; got {lam}")
-    return lam
-
-
 def _refuse_unknown(method: str, given: Mapping[str, Any], known: set[str]) -> None:
     for name in given:
         if name in known:
@@ -235,14 +252,13 @@ def _solver(options: dict[str, Any], values: Mapping[str, Any]) -> Solver:
     """The solver that was given, or the one of the name, steps and step size."""
     solver, steps, lr = (options.pop(name, None) for name in ("solver", "steps", "lr"))
     if solver is not None and not isinstance(solver, str):
+        check_part("solver", solver)
         if steps is not None or lr is not None:
             raise ValueError(
                 "steps and lr belong to the solver: give them to it, or leave solver out"
             )
         return solver
     name = values["solver"]
-    if name not in SOLVERS:
-        raise ValueError(f"solver must be an object or one of {', '.join(SOLVERS)}; got {name!r}")
     if name == "newton" and lr is not None:
         raise ValueError("lr is not read by solver newton, which has a line search")
     steps = values["steps"] if steps is None else steps
@@ -251,12 +267,18 @@ def _solver(options: dict[str, Any], values: Mapping[str, Any]) -> Solver:
 
 def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRule | None:
     """The implicit rule of the options, None where a gradient rule was given."""
+    if isinstance(options.get("curvature"), Curvature):
+        raise TypeError(
+            f"curvature is one of the words {', '.join(CURVATURES)} here: give an object to "
+            "gradient=Implicit(Curvature(…))"
+        )
     named = [n for n in ("cg_steps", "curvature", "damping", "block") if n in options]
     if options.get("gradient") is not None:
         if named:
+            belong = "belongs" if len(named) == 1 else "belong"
             raise ValueError(
-                f"{' and '.join(named)} belong to the implicit rule: give them to gradient="
-                "Implicit(...), or leave gradient out"
+                f"{' and '.join(named)} {belong} to the implicit rule, and a gradient rule was "
+                "given: choose it there, in gradient=Implicit(…), or leave gradient out"
             )
         return None
     cg_steps = options.pop("cg_steps", None)
@@ -265,4 +287,7 @@ def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRul
         options.pop("damping", values["damping"]),
         options.pop("block", values.get("block", "all")),
     )
-    return Implicit(chosen) if cg_steps is None else Implicit(chosen, ConjugateGradient(cg_steps))
+    if cg_steps is None:
+        return Implicit(chosen)
+    check_count("cg_steps", cg_steps, 1 if cg_steps else 0)  # the rule says why not 0
+    return Implicit(chosen, ConjugateGradient(cg_steps))

@@ -7,13 +7,18 @@ data, noise of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from ibaml.arguments import check_count, check_number, check_part, check_word
 from ibaml.energy import TaskEnergy
+from ibaml.words import OBJECTIVES, ObjectiveName
+
+__all__ = ["Abml", "Objective", "PredictiveNll", "QueryNll"]
 
 
 class Objective(Protocol):
@@ -37,10 +42,9 @@ class _Sampled:
     noise: Literal["fresh", "shared"] = "fresh"
 
     def __post_init__(self) -> None:
-        if self.samples is not None and self.samples < 1:
-            raise ValueError(f"samples must be 1 or more, got {self.samples}")
-        if self.noise not in ("fresh", "shared"):
-            raise ValueError(f'noise must be "fresh" or "shared", got {self.noise!r}')
+        if self.samples is not None:
+            check_count("samples", self.samples, 1)
+        check_word("noise", self.noise, ("fresh", "shared"))
         if self.noise == "shared" and self.samples is not None:
             raise ValueError('noise="shared" takes adaptation\'s samples: leave samples unset')
 
@@ -94,12 +98,10 @@ class Abml(_Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tasks < 1:
-            raise ValueError(f"tasks must be 1 or more, got {self.tasks}")
-        if self.kl_examples not in ("support", "all"):
-            raise ValueError(f'kl_examples must be "support" or "all", got {self.kl_examples!r}')
-        if not (self.shape > 0 and self.rate > 0):
-            raise ValueError(f"shape and rate must be positive, got {self.shape}, {self.rate}")
+        check_count("tasks", self.tasks, 1)
+        check_word("kl_examples", self.kl_examples, ("support", "all"))
+        check_number("shape", self.shape, above=0)
+        check_number("rate", self.rate, above=0)
 
     def __call__(self, v: Tensor, support: TaskEnergy, query: TaskEnergy) -> Tensor:
         both = replace(
@@ -120,3 +122,20 @@ class Abml(_Sampled):
         constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
         gamma = constant - (self.shape - 1) * rho - self.rate * (-rho).exp()
         return (energy.layout.shares(m) * (normal + gamma)).sum()
+
+
+_BY_NAME: dict[ObjectiveName, Callable[[], Objective]] = {
+    "query": QueryNll,
+    "predictive": PredictiveNll,
+    "abml": Abml,
+}
+
+
+def as_objective(objective: Objective | ObjectiveName | None) -> Objective | None:
+    """The objective of a word, as on the command line; an object, or None, as it is."""
+    if isinstance(objective, str):
+        check_word("objective", objective, OBJECTIVES)
+        return _BY_NAME[objective]()
+    if objective is not None:
+        check_part("objective", objective)
+    return objective

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ibaml.arguments import check_count
 from ibaml.energy import (
     NoiseKind,
     Stream,
@@ -19,7 +20,7 @@ from ibaml.energy import (
     draw_noise,
 )
 from ibaml.execution import NormStats, held, support_statistics, watch_moments
-from ibaml.labels import as_tensor, decoded
+from ibaml.labels import as_tensor, decoded, encoded
 from ibaml.seeding import draw_seed
 from ibaml.solve import Solution
 from ibaml.tasks import Inputs
@@ -75,6 +76,20 @@ class Posteriors:
 
     def __len__(self) -> int:
         return len(self._v)
+
+    def __repr__(self) -> str:
+        return f"Posteriors({len(self)} tasks, {self._about_weights()})"
+
+    def _about_weights(self) -> str:
+        """The kind of belief and which weights it is about, for a person to read."""
+        energy = self._energy
+        said = f"{type(energy.belief).__name__} over {energy.layout.size} weights"
+        parts = [f"{said} ({_few(energy.layout.names)})"]
+        if "support" in self.norm_stats.values():
+            parts.append("holds its support examples")
+        if self.solution is not None and (count := int(self.solution.diverged.sum())):
+            parts.append(f"the prior in {count} of {len(self)}: the solver diverged")
+        return ", ".join(parts)
 
     @property
     def mean(self) -> dict[str, Tensor]:
@@ -183,8 +198,7 @@ class Posteriors:
             return likelihood.probabilities(outputs.flatten(0, 2)).unflatten(0, outputs.shape[:3])
 
     def _sampled(self, samples: int, generator: torch.Generator | None) -> TaskEnergy:
-        if samples < 1:
-            raise ValueError(f"samples must be 1 or more, got {samples}")
+        check_count("samples", samples, 1)
         energy = self._energy
         if not energy.belief.stochastic:
             return energy
@@ -249,22 +263,45 @@ class Posterior:
         return "support" in self.norm_stats.values()
 
     def __repr__(self) -> str:
-        what = "regression" if self.classes is None else f"classes {self.classes}"
-        held = ", holds its support examples" if self.needs_examples else ""
-        names = ", ".join(self._task._energy.layout.names)
-        return f"Posterior({what}; adapted: {names}{held})"
+        if self._task._energy.y.is_floating_point():
+            what = "regression"
+        elif self.classes is None:
+            what = "classification"
+        else:
+            what = f"{len(self.classes)} classes ({_few(self.classes)})"
+        return f"Posterior({what}, {self._task._about_weights()})"
 
     def nll(
         self,
         x: Tensor | np.ndarray,
-        y: Tensor | np.ndarray,
+        y: Tensor | np.ndarray | Sequence[Any],
         samples: int = 10,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """−log of the averaged likelihood of every example, (M,); labels as indices of
-        ``classes``."""
-        targets = as_tensor(y, "y", self._task._v.dtype)[None]
-        return self._task.nll(self._rows(x), targets, samples, generator)[0]
+        """−log of the averaged likelihood of every example, (M,): how well the prediction as a
+        whole explains targets y. Its mean is the nll that is reported.
+
+        Args:
+            y: one target per example: labels as they went into `MetaLearner.adapt` (each one of
+                ``classes``), or numbers.
+
+        >>> posterior.nll(x, ["cat", "dog"]).mean()                               # doctest: +SKIP
+        """
+        rows, targets = self._rows(x), self._targets(y)
+        if len(targets) != rows.shape[1]:
+            raise ValueError(
+                f"x and y need one entry per example: x has {rows.shape[1]}, y has {len(targets)}"
+            )
+        return self._task.nll(rows, targets[None], samples, generator)[0]
+
+    def _targets(self, y: Any) -> Tensor:
+        """Targets as the likelihood reads them, (M, …)."""
+        energy, v = self._task._energy, self._task._v
+        if energy.y.is_floating_point():
+            return as_tensor(y, "y", v.dtype).to(v)
+        if self.classes is not None and energy.likelihood.takes_labels(energy.y):
+            return encoded(y, self.classes)[0].to(v.device)
+        return as_tensor(y, "y", v.dtype).to(v.device)
 
     def _rows(self, x: Tensor | np.ndarray) -> Tensor:
         return as_tensor(x, "x", self._task._v.dtype)[None]
@@ -334,3 +371,9 @@ class Posterior:
         """
         mean, variance = self._task.predict(self._rows(x), samples, generator)
         return mean[0], variance[0]
+
+
+def _few(names: Sequence[Any]) -> str:
+    """The first few of many names."""
+    rest = f", … {len(names) - 4} more" if len(names) > 5 else ""
+    return ", ".join(str(n) for n in names[: 4 if rest else 5]) + rest

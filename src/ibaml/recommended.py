@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from ibaml.arguments import check_module, check_word
 from ibaml.energy import Categorical, Gaussian
 from ibaml.energy.likelihood import Temperature
 from ibaml.linalg import ConjugateGradient
@@ -101,8 +102,14 @@ def recommend(
     >>> ibaml.recommend("ibaml", model, data)
     {'likelihood': Categorical(temperature=1, learned)}
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    check_word("method", method, METHODS)
+    check_module(model)
+    if data is not None and not isinstance(data, Dataset) and not hasattr(data, "batches"):
+        got = f"ibaml.tasks.open_data({data!r})" if isinstance(data, str) else "EpisodeTasks(…)"
+        raise TypeError(
+            "data must be a dataset or a source of tasks, such as ibaml.tasks.glyphs(); got "
+            f"{type(data).__name__}: write {got}"
+        )
     if isinstance(data, Dataset | EpisodeTasks):
         return {"likelihood": Categorical(recommended_temperature(method, model, data))}
     if data is not None and data.ways is None:

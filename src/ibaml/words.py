@@ -14,7 +14,7 @@ IMPLICIT = ("ibaml", "imaml")
 UNROLLED = ("abml", "maml")
 # which methods read an option; the rest is read by all
 READ_BY: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("samples", "noise", "beta", "init_log_var"), GAUSSIAN),
+    **dict.fromkeys(("samples", "noise", "beta", "init_log_var", "belief"), GAUSSIAN),
     **dict.fromkeys(("cg_steps", "curvature", "damping"), IMPLICIT),
     "block": ("ibaml",),
     "lam": ("imaml",),
@@ -23,6 +23,8 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
 
 SolverName = Literal["newton", "descent", "natural", "adam"]
 SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam")
+ObjectiveName = Literal["query", "predictive", "abml"]
+OBJECTIVES: tuple[ObjectiveName, ...] = ("query", "predictive", "abml")
 CurvatureKind = Literal["energy", "ggn", "lemma"]
 CURVATURES: tuple[CurvatureKind, ...] = ("energy", "ggn", "lemma")
 NormStats = Literal["batch", "support", "running"]

@@ -1,38 +1,29 @@
 """What a task minimises: the energy E(v, θ), its likelihood and its noise."""
 
 from ibaml.energy.base import Energy, detached
-from ibaml.energy.double import in_double
-from ibaml.energy.likelihood import (
-    ByTarget,
-    Categorical,
-    Custom,
-    Gaussian,
-    Likelihood,
-    NllFunction,
-    as_likelihood,
-)
-from ibaml.energy.noise import NOISE_KINDS, NoiseKind, Stream, draw_noise, task_roots
-from ibaml.energy.plain import PlainEnergy, Structure
+from ibaml.energy.double import in_double as in_double
+from ibaml.energy.likelihood import ByTarget as ByTarget
+from ibaml.energy.likelihood import Categorical, Gaussian, Likelihood, NllFunction
+from ibaml.energy.likelihood import Custom as Custom
+from ibaml.energy.likelihood import as_likelihood as as_likelihood
+from ibaml.energy.noise import NOISE_KINDS as NOISE_KINDS
+from ibaml.energy.noise import NoiseKind
+from ibaml.energy.noise import Stream as Stream
+from ibaml.energy.noise import draw_noise as draw_noise
+from ibaml.energy.noise import task_roots as task_roots
+from ibaml.energy.plain import PlainEnergy as PlainEnergy
+from ibaml.energy.plain import Structure as Structure
 from ibaml.energy.task import TaskEnergy, Theta
 
+# the others are for other rooms, not public (docs/api.md)
 __all__ = [
-    "NOISE_KINDS",
-    "ByTarget",
     "Categorical",
-    "Custom",
     "Energy",
     "Gaussian",
     "Likelihood",
     "NllFunction",
     "NoiseKind",
-    "PlainEnergy",
-    "Stream",
-    "Structure",
     "TaskEnergy",
     "Theta",
-    "as_likelihood",
     "detached",
-    "draw_noise",
-    "in_double",
-    "task_roots",
 ]

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ibaml.arguments import check_flag, check_number, check_part
+
 NllFunction = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -70,14 +72,15 @@ class Categorical(Likelihood):
 
     def __init__(self, temperature: Temperature = 1.0) -> None:
         super().__init__()
-        if isinstance(temperature, str):
-            if temperature not in ("learned", "fitted", "both"):
-                raise ValueError(
-                    'temperature must be a positive number, "learned", "fitted" or "both", got '
-                    f"{temperature!r}"
-                )
-        elif isinstance(temperature, bool) or not 0 < temperature < math.inf:
-            raise ValueError(f"temperature must be a positive number, got {temperature!r}")
+        if isinstance(temperature, int | float) and not isinstance(temperature, bool):
+            fits = 0 < temperature < math.inf
+        else:
+            fits = isinstance(temperature, str) and temperature in ("learned", "fitted", "both")
+        if not fits:
+            raise ValueError(
+                'temperature must be a positive number, "learned", "fitted" or "both", got '
+                f"{temperature!r}"
+            )
         self.chosen = temperature
         learned, fitted = (temperature in (kind, "both") for kind in ("learned", "fitted"))
         number = 1.0 if isinstance(temperature, str) else float(temperature)
@@ -137,8 +140,8 @@ class Gaussian(Likelihood):
 
     def __init__(self, noise: float = 1.0, learn: bool = False) -> None:
         super().__init__()
-        if not noise > 0:
-            raise ValueError(f"noise must be positive (a standard deviation), got {noise}")
+        check_number("noise", noise, above=0)  # a standard deviation
+        check_flag("learn", learn)
         # in full precision here; the learner casts it to the model's dtype
         log_noise = torch.tensor(math.log(noise), dtype=torch.float64)
         if learn:
@@ -207,9 +210,5 @@ def as_likelihood(likelihood: NllFunction | None) -> Likelihood:
         return ByTarget()
     if isinstance(likelihood, Likelihood):
         return likelihood
-    if callable(likelihood):
-        return Custom(likelihood)
-    raise TypeError(
-        f"likelihood must be None, a Likelihood or a callable (outputs, y) -> nll per example, "
-        f"got {type(likelihood).__name__}"
-    )
+    check_part("likelihood", likelihood)
+    return Custom(likelihood)

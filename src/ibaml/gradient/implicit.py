@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from ibaml.arguments import check_flag, check_part
 from ibaml.curvature import Curvature
 from ibaml.energy import Energy, PlainEnergy, Structure, detached
 from ibaml.gradient.base import Record
@@ -48,6 +49,9 @@ class Implicit:
     warn: bool = False
 
     def __post_init__(self) -> None:
+        check_part("curvature", self.curvature)
+        check_part("linear_solver", self.linear_solver)
+        check_flag("warn", self.warn)
         solver = self.linear_solver
         if isinstance(solver, ConjugateGradient) and solver.steps == 0 and solver.start == "zero":
             raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ibaml.arguments import check_flag
 from ibaml.energy import Energy, detached
 from ibaml.gradient.base import Record
 from ibaml.solve import Descent, Progress, Solver
@@ -26,6 +27,9 @@ class Unrolled:
     """
 
     recompute: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag("recompute", self.recompute)
 
     def __call__(
         self,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ibaml.checks import check_model, check_options
+from ibaml.checks import check_model, check_options, check_running
 from ibaml.gradient import GradientRule, Reptile
-from ibaml.objectives import Objective, QueryNll, TowardsSolution
+from ibaml.objectives import Objective, QueryNll, TowardsSolution, as_objective
 from ibaml.solve import Descent
 
 if TYPE_CHECKING:
@@ -45,20 +45,17 @@ def replaced(learner: MetaLearner, choices: Mapping[str, Any]) -> dict[str, Any]
             f"{unknown[0]} cannot be replaced: only {', '.join(REPLACEABLE)} can (the rest is "
             "fixed with the weights: make another learner)"
         )
-    for name, what in (("solver", "solve"), ("gradient", "__call__"), ("objective", "__call__")):
-        if name in choices and not hasattr(choices[name], what):
-            raise TypeError(
-                f"{name} must be an object such as one of ibaml's, got {choices[name]!r}"
-            )
     now = {name: choices.get(name, getattr(learner, name)) for name in REPLACEABLE}
     if isinstance(now["solver"], Descent) and now["solver"].learn_lr and not len(learner.log_lr):
         raise ValueError(
             "solver: a learned step size is a weight of its own, and this learner has none: "
             "make another learner with learn_lr=True"
         )
-    # another rule may need another meta-loss, where nobody asks for one
-    reptile = isinstance(now["gradient"], Reptile)
-    if "objective" not in choices and reptile != isinstance(now["objective"], TowardsSolution):
+    if "objective" in choices:
+        now["objective"] = as_objective(choices["objective"])
+    elif isinstance(now["gradient"], Reptile) != isinstance(now["objective"], TowardsSolution):
+        now["objective"] = None  # another rule, which needs another meta-loss
+    if now["objective"] is None:
         now["objective"] = default_objective(now["gradient"])
     check_options(
         learner.belief,
@@ -71,6 +68,7 @@ def replaced(learner: MetaLearner, choices: Mapping[str, Any]) -> dict[str, Any]
         now["beta"],
         0.0,
     )
+    check_running(now["execution"], now["precision"], now["capture"], now["diagnose"])
     check_model(learner.model, learner.roles, now["gradient"], bool(learner.layout.rows))
     now["samples"] = now["samples"] if learner.belief.stochastic else 1
     return now

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ibaml.arguments import check_module
 from ibaml.capture import Captures, replayed
-from ibaml.checks import check_model, check_options
+from ibaml.checks import check_model, check_options, check_running
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import (
     NllFunction,
@@ -43,12 +44,13 @@ from ibaml.learner.sound import SoundStep
 from ibaml.learner.state import LearnerState
 from ibaml.learner.support import support_set
 from ibaml.metastep import MetaStep, Reads
-from ibaml.objectives import Objective
+from ibaml.objectives import Objective, as_objective
 from ibaml.posterior import Posterior, Posteriors
 from ibaml.seeding import draw_seed
 from ibaml.solve import Solution, Solver
 from ibaml.tasks import Inputs, TaskBatch
 from ibaml.weights import Belief, Layout, Selection, assign_roles
+from ibaml.words import ObjectiveName
 
 
 class MetaLearner(LearnerState):
@@ -66,7 +68,8 @@ class MetaLearner(LearnerState):
         belief: `Point` or `DiagonalGaussian`.
         solver: how a task is solved.
         gradient: how the meta-parameters learn from the solution.
-        objective: the meta-loss (default: query nll).
+        objective: the meta-loss, an object, or ``"query"`` (the default), ``"predictive"`` or
+            ``"abml"``.
         likelihood: None (categorical for integer targets, Gaussian with σ = 1 for floating ones), a
             `Likelihood`, or any callable (outputs, y) -> nll per example.
         adapt, freeze: which weights are adapted to every task, and which nobody changes; the rest
@@ -96,7 +99,7 @@ class MetaLearner(LearnerState):
         belief: Belief,
         solver: Solver,
         gradient: GradientRule,
-        objective: Objective | None = None,
+        objective: Objective | ObjectiveName | None = None,
         likelihood: NllFunction | None = None,
         *,
         adapt: Selection = "all",
@@ -111,12 +114,13 @@ class MetaLearner(LearnerState):
         capture: bool | None = None,
         diagnose: bool = True,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        check_module(model)
+        objective = as_objective(objective)
         scored = as_likelihood(likelihood)
         check_options(
             belief, solver, gradient, objective, scored, samples, noise, beta, init_log_var
         )
+        check_running(execution, precision, capture, diagnose)
         roles = assign_roles(model, adapt, freeze)
         check_model(model, roles, gradient, tie_head)
         super().__init__(
@@ -135,8 +139,8 @@ class MetaLearner(LearnerState):
         self.execution: Execution = execution
         self.precision: Precision = precision
         self.capture = capture
-        # how the last training call ran; what a call does is decided anew by every one
-        self._run = choose(model, execution, self.roles.adapted, precision=precision)
+        # how the last training call ran; every call decides anew
+        self._run = choose(model, execution, roles.adapted, precision=precision)
         self._kinds = Kinds()
         self._diagnostics: Diagnostics | None = None
         self._captures = Captures()
@@ -171,10 +175,11 @@ class MetaLearner(LearnerState):
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """What happened in the last call, per task."""
+        """What happened in the last call until now, per task: a record that does not change. Read
+        it after ``backward()`` for the linear solves behind the gradient."""
         if self._diagnostics is None:
             raise RuntimeError("no diagnostics yet: call the learner on a TaskBatch first")
-        return self._diagnostics
+        return self._diagnostics.as_it_is_now()
 
     @property
     def strategy(self) -> str:
@@ -355,9 +360,9 @@ class MetaLearner(LearnerState):
     def adapt_all(
         self, batch: TaskBatch, *, seed: int = 0, norm_stats: NormStats | None = None
     ) -> Posteriors:
-        """The posteriors of all tasks of the batch from their support sets, solved together. Task
-        t's noise depends on ``seed`` and ``batch.keys[t]`` alone. A task that diverged has the
-        prior as its posterior, and ``solution.diverged`` says so."""
+        """The posteriors of all tasks of the batch, solved together. Task t's noise depends on
+        ``seed`` and ``batch.keys[t]`` alone. A task that diverged has the prior as its posterior,
+        and ``solution.diverged`` says so."""
         x, y = batch.support_x, batch.support_y
         return self._adapt(x, y, seed, batch.task_keys, batch.classes, norm_stats)
 
@@ -402,8 +407,7 @@ class MetaLearner(LearnerState):
             return Posteriors(energy, v, plan, seed, keys, self.noise, watched, solution, self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the learner to a file, complete: weights, choices, how inputs are prepared.
-        `ibaml.load` reads it; nothing in it executes."""
+        """Write the complete learner to a file for `ibaml.load`; nothing in it executes."""
         from ibaml.artefact import save_learner
 
         return save_learner(self, path)

@@ -3,7 +3,8 @@
 from ibaml.linalg.cg import ConjugateGradient
 from ibaml.linalg.dense import Dense, dense_matrix
 from ibaml.linalg.neumann import Neumann
-from ibaml.linalg.result import LinearSolution, LinearSolver, MatVec, Reason, all_done
+from ibaml.linalg.result import LinearSolution, LinearSolver, MatVec, Reason
+from ibaml.linalg.result import all_done as all_done  # for other rooms, not public
 
 __all__ = [
     "ConjugateGradient",
@@ -13,6 +14,5 @@ __all__ = [
     "MatVec",
     "Neumann",
     "Reason",
-    "all_done",
     "dense_matrix",
 ]

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ibaml.arguments import check_count, check_flag, check_number, check_word
 from ibaml.linalg.result import (
     LinearSolution,
     MatVec,
@@ -54,16 +55,14 @@ class ConjugateGradient:
     recorded: int | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ValueError(f"steps must be 0 or more, got {self.steps}")
-        if self.tol is not None and self.tol < 0:
-            raise ValueError(f"tol must be positive or None, got {self.tol}")
-        if self.start not in ("zero", "diagonal"):
-            raise ValueError(f'start must be "zero" or "diagonal", got {self.start!r}')
-        if self.refresh < 1:
-            raise ValueError(f"refresh must be 1 or more, got {self.refresh}")
-        if self.recorded is not None and self.recorded < 1:
-            raise ValueError(f"recorded must be 1 or more, or None; got {self.recorded}")
+        check_count("steps", self.steps, 0)
+        if self.tol is not None:
+            check_number("tol", self.tol, least=0)
+        check_flag("precondition", self.precondition)
+        check_word("start", self.start, ("zero", "diagonal"))
+        check_count("refresh", self.refresh, 1)
+        if self.recorded is not None:
+            check_count("recorded", self.recorded, 1)
 
     def __call__(self, matvec: MatVec, b: Tensor, diagonal: Tensor | None = None) -> LinearSolution:
         eps = torch.finfo(b.dtype).eps

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ibaml.arguments import check_count, check_number
 from ibaml.linalg.result import (
     LinearSolution,
     MatVec,
@@ -37,12 +38,10 @@ class Neumann:
     power_steps: int = 10
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ValueError(f"steps must be 0 or more, got {self.steps}")
-        if self.scale is not None and self.scale <= 0:
-            raise ValueError(f"scale must be positive or None, got {self.scale}")
-        if self.power_steps < 1:
-            raise ValueError(f"power_steps must be 1 or more, got {self.power_steps}")
+        check_count("steps", self.steps, 0)
+        if self.scale is not None:
+            check_number("scale", self.scale, above=0)
+        check_count("power_steps", self.power_steps, 1)
 
     def __call__(self, matvec: MatVec, b: Tensor, diagonal: Tensor | None = None) -> LinearSolution:
         weight = diagonal if diagonal is not None else torch.ones_like(b)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from ibaml.arguments import check_count
 from ibaml.nn.normalise import Norm, norm_layer
 from ibaml.nn.recipe import remember
 
@@ -17,11 +18,9 @@ class Conv4(nn.Module):
         self, ways: int, channels: int, in_channels: int, image_size: int, norm: Norm
     ) -> None:
         super().__init__()
-        if ways < 1 or channels < 1 or in_channels < 1:
-            raise ValueError(
-                f"ways, channels and in_channels must be 1 or more, got {ways}, {channels}, "
-                f"{in_channels}"
-            )
+        for name, value in (("ways", ways), ("channels", channels), ("in_channels", in_channels)):
+            check_count(name, value, 1)
+        check_count("image_size", image_size, 1)
         if image_size < 16:
             raise ValueError(
                 f"image_size must be 16 or more (four poolings halve it), got {image_size}"

@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import nn
 
+from ibaml.arguments import check_count, check_counts, check_word
 from ibaml.nn.recipe import remember
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -30,8 +31,10 @@ def mlp(
     >>> mlp(1, 1, hidden=(40, 40))[-1]
     Linear(in_features=40, out_features=1, bias=True)
     """
-    if activation not in _ACTIVATIONS:
-        raise ValueError(f"activation must be one of {sorted(_ACTIVATIONS)}, got {activation!r}")
+    check_count("inputs", inputs, 1)
+    check_count("outputs", outputs, 1)
+    check_counts("hidden", hidden)
+    check_word("activation", activation, tuple(_ACTIVATIONS))
     widths = [inputs, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):

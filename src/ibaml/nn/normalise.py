@@ -7,15 +7,16 @@ from typing import Literal
 
 from torch import nn
 
+from ibaml.arguments import check_word
+
 Norm = Literal["batch", "group", "none"]
 
 
 def norm_layer(norm: Norm, channels: int) -> nn.Module:
     """Batch norm; group norm with at most 8 groups (a task's statistics never mix); or none."""
+    check_word("norm", norm, ("batch", "group", "none"))
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     if norm == "group":
         return nn.GroupNorm(gcd(8, channels), channels)
-    if norm == "none":
-        return nn.Identity()
-    raise ValueError(f'norm must be "batch", "group" or "none", got {norm!r}')
+    return nn.Identity()

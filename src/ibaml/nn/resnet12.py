@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ibaml.arguments import check_count, check_counts
 from ibaml.nn.normalise import Norm, norm_layer
 from ibaml.nn.recipe import remember
 
@@ -40,6 +41,9 @@ class ResNet12(nn.Module):
 
     def __init__(self, ways: int, in_channels: int, widths: Sequence[int], norm: Norm) -> None:
         super().__init__()
+        check_count("ways", ways, 1)
+        check_count("in_channels", in_channels, 1)
+        check_counts("widths", widths)
         if len(widths) != 4:
             raise ValueError(f"widths needs four entries, one per block, got {list(widths)}")
         sizes = [in_channels, *widths]

@@ -1,16 +1,8 @@
 """How a task is solved: (energy, start) -> solution, with a record of what happened."""
 
 from ibaml.solve.adam import Adam
-from ibaml.solve.base import (
-    Descent,
-    Progress,
-    Rate,
-    Solution,
-    Solver,
-    check_count,
-    energy_and_gradient,
-    resolve_rate,
-)
+from ibaml.solve.base import Descent, Progress, Rate, Solution, Solver, energy_and_gradient
+from ibaml.solve.base import resolve_rate as resolve_rate  # for other rooms, not public
 from ibaml.solve.gradient_descent import GradientDescent, NaturalDescent
 from ibaml.solve.newton_cg import NewtonCG
 
@@ -24,7 +16,5 @@ __all__ = [
     "Rate",
     "Solution",
     "Solver",
-    "check_count",
     "energy_and_gradient",
-    "resolve_rate",
 ]

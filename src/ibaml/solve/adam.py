@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ibaml.arguments import check_number
 from ibaml.energy import Energy
 from ibaml.solve.base import Descent, Rate
 
@@ -22,9 +23,9 @@ class Adam(Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        check_number("beta1", self.beta1, least=0, below=1)
+        check_number("beta2", self.beta2, least=0, below=1)
+        check_number("eps", self.eps, above=0)
 
     def memory(self, v: Tensor) -> tuple[Tensor, ...]:
         return torch.zeros_like(v), torch.zeros_like(v)

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ibaml.arguments import check_count, check_flag, check_number
 from ibaml.energy import Energy
 from ibaml.linalg import Reason, all_done
 from ibaml.weights import Slot
@@ -106,15 +107,12 @@ def resolve_rate(rate: Rate, slots: tuple[Slot, ...], like: Tensor) -> Tensor | 
     return vector
 
 
-def check_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number, {least} or more; got {value!r}")
-
-
 def check_rate(rate: Rate) -> None:
-    for name, value in rate.items() if isinstance(rate, Mapping) else [("lr", rate)]:
-        if not value > 0:
-            raise ValueError(f"lr must be positive, got {value} for {name!r}")
+    if isinstance(rate, Mapping):
+        for pattern, value in rate.items():
+            check_number(f"lr[{pattern!r}]", value, above=0)
+    else:
+        check_number("lr", rate, above=0)
 
 
 @dataclass(frozen=True)
@@ -140,9 +138,11 @@ class Descent(ABC):
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps, 0)
-        if self.tol is not None and not self.tol > 0:
-            raise ValueError(f"tol must be positive or None, got {self.tol}")
+        if self.tol is not None:
+            check_number("tol", self.tol, above=0)
         check_rate(self.lr)
+        check_flag("learn_lr", self.learn_lr)
+        check_flag("fresh_noise", self.fresh_noise)
 
     def memory(self, v: Tensor) -> tuple[Tensor, ...]:
         """What the solver remembers besides the iterate, at the start."""

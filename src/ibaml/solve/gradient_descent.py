@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ibaml.arguments import check_number
 from ibaml.energy import Energy, TaskEnergy
 from ibaml.solve.base import Descent
 
@@ -52,10 +53,8 @@ class NaturalDescent(Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.eta <= 1:
-            raise ValueError(f"eta must lie in (0, 1], got {self.eta}")
-        if not 0 < self.floor < 1:
-            raise ValueError(f"floor must lie in (0, 1), got {self.floor}")
+        check_number("eta", self.eta, above=0, most=1)
+        check_number("floor", self.floor, above=0, below=1)
 
     def move(
         self,

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ibaml.arguments import check_count, check_number, check_part
 from ibaml.curvature import Curvature
 from ibaml.energy import Energy, TaskEnergy, detached
 from ibaml.linalg import ConjugateGradient, LinearSolver, Reason, all_done
-from ibaml.solve.base import Solution, check_count, energy_and_gradient
+from ibaml.solve.base import Solution, energy_and_gradient
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,12 @@ class NewtonCG:
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps, 0)
-        if self.tol is not None and not self.tol > 0:
-            raise ValueError(f"tol must be positive or None, got {self.tol}")
-        if not self.radius > 0:
-            raise ValueError(f"radius must be positive, got {self.radius}")
+        if self.tol is not None:
+            check_number("tol", self.tol, above=0)
+        check_part("curvature", self.curvature)
+        check_part("linear_solver", self.linear_solver)
+        check_number("radius", self.radius, above=0)
+        check_count("halvings", self.halvings, 0)
         if self.curvature.kind == "lemma":
             raise ValueError('NewtonCG minimises E: its curvature is "ggn" or "energy"')
 

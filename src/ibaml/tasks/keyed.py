@@ -32,6 +32,8 @@ class Target(NamedTuple):
 
 
 class TaskSource(Protocol):
+    """Where tasks come from: every key is a task, the same one whenever it is asked for."""
+
     @property
     def name(self) -> str: ...
 

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from ibaml.lazy import lazily
 
 if TYPE_CHECKING:
+    from ibaml.training.build import describe_source
     from ibaml.training.faults import TrainingError
     from ibaml.training.loop import Outcome, Trainer
     from ibaml.training.rules import resolve
-    from ibaml.training.run import Run, RunError, open_run
+    from ibaml.training.run import Run, RunError, create_run, open_run
     from ibaml.training.settings import Settings, SettingsError, read_toml
     from ibaml.training.start import load, load_run, resume, train
     from ibaml.training.watch import Step, Watcher
@@ -16,10 +17,11 @@ else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
+            "build": ("describe_source",),
             "faults": ("TrainingError",),
             "loop": ("Outcome", "Trainer"),
             "rules": ("resolve",),
-            "run": ("Run", "RunError", "open_run"),
+            "run": ("Run", "RunError", "create_run", "open_run"),
             "settings": ("Settings", "SettingsError", "read_toml"),
             "start": ("load", "load_run", "resume", "train"),
             "watch": ("Step", "Watcher"),
@@ -36,6 +38,8 @@ __all__ = [
     "Trainer",
     "TrainingError",
     "Watcher",
+    "create_run",
+    "describe_source",
     "load",
     "load_run",
     "open_run",

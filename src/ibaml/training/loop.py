@@ -170,10 +170,10 @@ class Trainer:
         sums = self.parameters[0].new_zeros(3)
         for batch in self.tasks.batches("train", keys):
             loss = self.learner(batch, torch.Generator().manual_seed(seed))
-            left_out = self.learner.diagnostics.left_out
-            before = len(batch) - left_out.sum()
+            before = len(batch) - self.learner.diagnostics.left_out.sum()
             found = torch.autograd.grad(loss * before, self.parameters, allow_unused=True)
-            out = left_out.sum()  # the way back may have left out more
+            # the way back may have left out more
+            out = self.learner.diagnostics.left_out.sum()
             kept = len(batch) - out
             share = kept / before.clamp(min=1)  # 1 but for those, and then the sum of the others
             for p, g in zip(self.parameters, found, strict=True):

@@ -19,6 +19,7 @@ from ibaml.words import (
     GAUSSIAN,
     IMPLICIT,
     METHODS,
+    OBJECTIVES,
     PRECISIONS,
     READ_BY,
     SOLVERS,
@@ -153,7 +154,7 @@ class Settings:
     )  # fmt: skip
     objective: str | None = setting(
         None, "The meta-loss: query (nll), predictive (nll of the averaged prediction) or abml.",
-        _METHOD, choices=("query", "predictive", "abml"),
+        _METHOD, choices=OBJECTIVES,
         only=READ_BY["objective"], shown="query; abml: abml",
     )  # fmt: skip
     temperature: str | None = setting(

@@ -42,6 +42,8 @@ class Step:
 
 
 class Watcher(Protocol):
+    """Who is told how a run goes."""
+
     def started(self, first: int, total: int) -> None:
         """Steps ``first`` … ``total`` are to come."""
 

@@ -14,6 +14,8 @@ Prior = tuple[Tensor, ...]
 
 
 class Belief(Protocol):
+    """What is believed about the weights: an object of these properties and functions."""
+
     @property
     def blocks(self) -> tuple[str, ...]:
         """Names of the blocks of v, each of n entries."""

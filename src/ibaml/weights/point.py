@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ibaml.arguments import check_number
 from ibaml.weights.belief import Prior
 
 
@@ -21,8 +22,7 @@ class Point:
     stochastic: bool = False
 
     def __post_init__(self) -> None:
-        if not self.lam >= 0:
-            raise ValueError(f"lam must be 0 or more, got {self.lam}")
+        check_number("lam", self.lam, least=0)
 
     @property
     def has_prior(self) -> bool:

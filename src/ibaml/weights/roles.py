@@ -59,6 +59,12 @@ def assign_roles(model: nn.Module, adapt: Selection, freeze: Selection | None = 
         )
 
     def chosen(selection: Selection, field: str) -> set[str]:
+        known = callable(selection) or isinstance(selection, Iterable)
+        if isinstance(selection, nn.Module) or not known:
+            raise TypeError(
+                f'{field} must be "all", "head", a name or pattern of weights, several of them, or '
+                f"a predicate (name, parameter) -> bool; got {type(selection).__name__}"
+            )
         if callable(selection):
             found = {n for n, p in trainable.items() if selection(n, p)}
         elif selection == "all":

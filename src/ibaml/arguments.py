@@ -1,0 +1,222 @@
+"""Is an argument what its option takes? Numbers, words and objects; whatever is not is refused in a
+sentence that names the option and says what to write instead."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from torch import nn
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Refuse what is not a whole number of ``least`` or more."""
+    if type(value) is not int or value < least:
+        kind = f"a whole number, {least} or more"
+        raise ValueError(_refusal(name, kind, value, _meant(int, value, lambda v: v >= least)))
+
+
+def check_counts(name: str, values: Any) -> None:
+    """Refuse what is no sequence of whole numbers of 1 or more, such as widths of layers."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{name} must be whole numbers such as (40, 40); got {_shown(values)}")
+    for i, value in enumerate(values):
+        check_count(f"{name}[{i}]", value, 1)
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Refuse what is not a finite number in range."""
+
+    def fits(v: float) -> bool:
+        return (
+            math.isfinite(v)
+            and (least is None or v >= least)
+            and (above is None or v > above)
+            and (most is None or v <= most)
+            and (below is None or v < below)
+        )
+
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        limits = [
+            text.format(f"{limit:g}")
+            for limit, text in (
+                (least, "{} or more"),
+                (above, "above {}"),
+                (most, "{} or less"),
+                (below, "below {}"),
+            )
+            if limit is not None
+        ]
+        kind = f"a finite number, {' and '.join(limits)}" if limits else "a finite number"
+        raise ValueError(_refusal(name, kind, value, _meant(float, value, fits)))
+
+
+def check_flag(name: str, value: Any, *, or_none: bool = False) -> None:
+    """Refuse what is neither True nor False."""
+    if not (isinstance(value, bool) or (or_none and value is None)):
+        words = "True, False or None" if or_none else "True or False"
+        raise ValueError(f"{name} must be {words}; got {_shown(value)}")
+
+
+def check_word(name: str, value: Any, words: Sequence[str]) -> None:
+    """Refuse what is not one of the words."""
+    if not isinstance(value, str) or value not in words:
+        near = get_close_matches(value, words, n=1) if isinstance(value, str) else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{name} must be one of {', '.join(words)}; got {_shown(value)}{hint}")
+
+
+def check_part(slot: str, value: Any) -> None:
+    """Refuse what is no object of the kind that the slot takes: a class, a text, another kind.
+
+    Args:
+        slot: ``"belief"``, ``"solver"``, ``"gradient"``, ``"objective"``, ``"likelihood"``,
+            ``"curvature"`` or ``"linear_solver"``.
+    """
+    part = _PARTS[slot]
+    if isinstance(value, type):
+        raise TypeError(
+            f"{slot} must be an object, not a class: write {slot}={value.__name__}(), with its "
+            "choices in the parentheses"
+        )
+    part, other = _PARTS[slot], _part_of(value)
+    if other == slot or (other is None and part.fits(value)):
+        return
+    if other is not None:
+        found = _PARTS[other]
+        said = f"{type(value).__name__}(…), which is {found.what}: it goes into {found.place}"
+    else:
+        said = _shown(value) + (part.of_text.format(value) if isinstance(value, str) else "")
+    raise TypeError(f"{slot} must be an object such as {part.example}; got {said}")
+
+
+def check_module(model: Any) -> None:
+    """Refuse what is no network."""
+    if isinstance(model, type):
+        raise TypeError(f"model must be an object, not a class: write {model.__name__}(…)")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+@dataclass(frozen=True)
+class _Part:
+    what: str
+    example: str
+    place: str
+    fits: Callable[[Any], bool]
+    of_text: str = ""  # the remedy where a text was given
+
+
+def _has(*names: str) -> Callable[[Any], bool]:
+    return lambda value: all(hasattr(value, name) for name in names)
+
+
+def _takes(arguments: int) -> Callable[[Any], bool]:
+    """Whether something can be called with so many arguments."""
+
+    def fits(value: Any) -> bool:
+        if not callable(value):
+            return False
+        try:
+            found = inspect.signature(value.forward if isinstance(value, nn.Module) else value)
+            found.bind(*[None] * arguments)
+        except ValueError:  # a builtin does not say
+            return True
+        except TypeError:
+            return False
+        return True
+
+    return fits
+
+
+# by what an object can do, not by its class: a part may be anybody's own
+_PARTS = {
+    "belief": _Part(
+        "a belief", "DiagonalGaussian()", "belief=", _has("blocks", "start", "sample", "penalty")
+    ),
+    "solver": _Part(
+        "a solver",
+        "NewtonCG()",
+        "solver=",
+        _has("steps", "solve"),
+        " (ibaml.methods take words)",
+    ),
+    "curvature": _Part(
+        "a curvature",
+        'Curvature("ggn")',
+        "gradient=Implicit(curvature=…)",
+        _has("at", "damping"),
+        ': write Curvature("{}")',
+    ),
+    "objective": _Part(
+        "an objective",
+        "QueryNll()",
+        "objective=",
+        lambda value: _has("samples", "noise")(value) and _takes(3)(value),
+    ),
+    "gradient": _Part("a gradient rule", "Implicit()", "gradient=", _takes(4)),
+    "linear_solver": _Part(
+        "a linear solver",
+        "ConjugateGradient()",
+        "gradient=Implicit(linear_solver=…)",
+        _takes(3),
+    ),
+    "likelihood": _Part(
+        "a likelihood",
+        "Categorical() or Gaussian(), or any callable (outputs, y) -> nll per example",
+        "likelihood=",
+        _takes(2),
+    ),
+}
+
+
+def _part_of(value: Any) -> str | None:
+    """The slot that an object is made for, as far as can be told."""
+    if isinstance(value, str | nn.Module):
+        return "likelihood" if _has("takes_labels")(value) else None
+    for slot in ("belief", "solver", "curvature", "objective"):
+        if _PARTS[slot].fits(value):
+            return slot
+    try:
+        names = list(inspect.signature(value).parameters)
+    except (TypeError, ValueError):
+        return None
+    if names[:1] == ["matvec"]:
+        return "linear_solver"
+    return "gradient" if names[:4] == ["energy", "start", "solver", "record"] else None
+
+
+def _refusal(name: str, kind: str, value: Any, meant: int | float | None) -> str:
+    hint = "" if meant is None else f": write {int(meant) if meant == int(meant) else meant}"
+    return f"{name} must be {kind}; got {_shown(value)}{hint}"
+
+
+def _meant(
+    kind: type[int] | type[float], value: Any, fits: Callable[[Any], bool]
+) -> int | float | None:
+    """The number that something else stands for: 2.0 for a whole number, a text, an array."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+        meant = kind(number)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    return meant if meant == number and fits(meant) else None
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:79]}…"
