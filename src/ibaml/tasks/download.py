@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -107,7 +107,16 @@ def _receive(url: str, part: Path, report: Report | None, timeout: float) -> boo
     start = part.stat().st_size if part.is_file() else 0
     asked = {"User-Agent": "ibaml"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
-        response: HTTPResponse = urlopen(Request(url, headers=asked), timeout=timeout)
+        with urlopen(Request(url, headers=asked), timeout=timeout) as response:
+            got = start if response.status == 206 else 0
+            total = None if response.length is None else got + response.length
+            continued = got > 0
+            with part.open("ab" if continued else "wb") as file:
+                while chunk := response.read1(2**18):
+                    file.write(chunk)
+                    got += len(chunk)
+                    if report is not None:
+                        report(got, total)
     except HTTPError as error:
         error.close()
         if error.code == 416 and start:  # nothing is lacking
@@ -116,23 +125,6 @@ def _receive(url: str, part: Path, report: Report | None, timeout: float) -> boo
         raise _Failure(f"HTTP {error.code} {error.reason}", passing) from error
     except (OSError, HTTPException) as error:
         raise _Failure(str(error.reason if isinstance(error, URLError) else error)) from error
-    with response:
-        got = start if response.status == 206 else 0
-        total = None if response.length is None else got + response.length
-        continued = got > 0
-        with part.open("ab" if continued else "wb") as file:
-            while chunk := _read(response, got):
-                file.write(chunk)
-                got += len(chunk)
-                if report is not None:
-                    report(got, total)
     if total is not None and got < total:
         raise _Failure(f"dropped after {got} of {total} bytes")
     return continued
-
-
-def _read(response: HTTPResponse, got: int) -> bytes:
-    try:
-        return response.read1(2**18)
-    except (OSError, HTTPException) as error:
-        raise _Failure(f"dropped after {got} bytes: {error}") from error
