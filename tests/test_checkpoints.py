@@ -257,6 +257,8 @@ def test_another_micro_batch_may_be_asked_for_when_a_run_goes_on(tmp_path):
     done = ibaml("train", "--resume", run, "--micro-batch", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert chosen(run) == 2
+    assert "micro_batch is 2 from here on (it was 6)" in (run / "log.jsonl").read_text()
+    assert "micro_batch = 2" in (run / "config.toml").read_text()
     assert torch.isfinite(torch.cat([t.reshape(-1) for t in final_state(run).values()])).all()
 
 
