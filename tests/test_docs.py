@@ -240,8 +240,8 @@ def test_the_commands_of_the_pages_are_seen():
     ]
     with pytest.raises(AssertionError, match="no command 'trian'"):
         check(["trian"])
-    with pytest.raises(Exception, match="--colour"):
-        check(["train", "--colour", "1"])
+    with pytest.raises(Exception, match="--shade"):
+        check(["train", "--shade", "1"])
     with pytest.raises(ValueError, match="method"):
         check(["train", "--method", "mamml"])
     with pytest.raises(ValueError, match="spectra"):

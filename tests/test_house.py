@@ -78,8 +78,8 @@ def within(module: str, room: str) -> bool:
 
 def row_of(module: str) -> int | None:
     """How far down the table; None for the package's entrances."""
-    found = [at for at, row in enumerate(ROOMS) if any(within(module, room) for room in row)]
-    return found[0] if found else None
+    rows = [at for at, row in enumerate(ROOMS) if any(within(module, room) for room in row)]
+    return rows[0] if rows else None
 
 
 def room_of(module: str) -> str:
@@ -127,7 +127,7 @@ def imports(module: str, text: str) -> Iterator[Import]:
     yield from visit(ast.parse(text), "loaded")
 
 
-IMPORTS = [found for module, path in FILES.items() for found in imports(module, path.read_text())]
+IMPORTS = [one for module, path in FILES.items() for one in imports(module, path.read_text())]
 
 
 def listed(problems: list[str]) -> str:
@@ -144,10 +144,10 @@ def test_every_file_belongs_to_one_room_of_the_table():
     )
 
 
-def upward(found: Import) -> bool:
+def upward(one: Import) -> bool:
     """Whether an import points up the table. Nothing imports the package's entrance by itself."""
-    here, there = row_of(found.importer), row_of(found.module)
-    if found.importer in ENTRANCES or found.module == "ibaml._version":
+    here, there = row_of(one.importer), row_of(one.module)
+    if one.importer in ENTRANCES or one.module == "ibaml._version":
         return False
     return there is None or here is None or there < here
 
@@ -163,26 +163,26 @@ def test_what_points_up_is_not_loaded_with_its_file():
 
 
 def test_no_room_imports_private_names_of_another():
-    def private(found: Import) -> bool:
-        words = [*found.module.split("."), *found.name.split(".")]
+    def private(one: Import) -> bool:
+        words = [*one.module.split("."), *one.name.split(".")]
         return any(word.startswith("_") and not word.startswith("__") for word in words)
 
     wrong = [
-        found
-        for found in IMPORTS
-        if private(found)
-        and room_of(found.importer) != room_of(found.module)
-        and found.module != "ibaml._version"
-        and (found.importer, found.name) not in PRIVATE
+        one
+        for one in IMPORTS
+        if private(one)
+        and room_of(one.importer) != room_of(one.module)
+        and one.module != "ibaml._version"
+        and (one.importer, one.name) not in PRIVATE
     ]
     assert not wrong, listed([str(i) for i in wrong])
 
 
 def test_no_file_needs_itself_to_be_loaded():
     graph: dict[str, set[str]] = {module: set() for module in FILES}
-    for found in IMPORTS:
-        if found.when == "loaded" and found.module in FILES:
-            graph[found.importer].add(found.module)
+    for one in IMPORTS:
+        if one.when == "loaded" and one.module in FILES:
+            graph[one.importer].add(one.module)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
