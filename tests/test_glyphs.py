@@ -8,7 +8,6 @@ import matplotlib
 import numpy as np
 import pytest
 
-from ibaml.tasks import render as module
 from ibaml.tasks.render import (
     REFERENCE_DIGEST,
     RenderedGlyphs,
@@ -197,4 +196,4 @@ def test_refuses_impossible_sizes(field: str, value: int) -> None:
 def test_missing_fonts_name_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(matplotlib, "get_data_path", lambda: str(tmp_path))
     with pytest.raises(FileNotFoundError, match="reinstall matplotlib"):
-        module._face_paths()
+        render_glyphs()

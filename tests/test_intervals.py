@@ -133,13 +133,27 @@ class TestBootstrap:
         assert (found.low, found.high) == (0, 1)
         assert bootstrap(ece, sums).high == math.inf
 
-    def test_repeats_by_seed_whatever_the_chunks(self, monkeypatch):
+    def test_another_seed_draws_other_resamples(self):
         sums = population(np.random.default_rng(5), 30, "mildly so")
         first = bootstrap(ece, sums, 100)
+        assert bootstrap(ece, sums, 100) == first
         assert bootstrap(ece, sums, 100, seed=1) != first
-        monkeypatch.setattr("ibaml.evaluation.intervals._CHUNK", 500)
-        found = bootstrap(ece, sums, 100)
-        assert (found.low, found.high) == pytest.approx((first.low, first.high), abs=1e-12)
+
+    def test_many_tasks_are_resampled_in_parts_as_if_at_once(self):
+        sums = np.tile(population(np.random.default_rng(5), 30, "mildly so"), (700, 1, 1))
+        seen = []
+
+        def watched(total):
+            seen.append(total)
+            return ece(total)
+
+        bootstrap(watched, sums, 120)
+        _figure, *parts = seen
+        assert len(parts) > 1  # memory does not grow with the resamples
+        share = np.full(len(sums), 1 / len(sums))
+        weights = np.random.default_rng(0).multinomial(len(sums), share, size=120)
+        at_once = np.tensordot(weights.astype(float), sums, 1)
+        np.testing.assert_allclose(np.concatenate(parts), at_once, rtol=1e-12)
 
     def test_bad_input_is_named(self):
         with pytest.raises(ValueError, match="one row per task"):
