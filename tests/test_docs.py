@@ -25,7 +25,7 @@ from PIL import Image
 import ibaml
 from ibaml.cli import app
 from ibaml.evaluation import ClassScores
-from ibaml.reproduce import STUDIES
+from ibaml.paper.studies import STUDIES
 from ibaml.training import resolve, train
 
 ROOT = Path(__file__).parent.parent

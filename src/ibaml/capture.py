@@ -12,28 +12,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from ibaml.energy import task_roots
-from ibaml.execution import Runner, held
+from ibaml.execution import held
 from ibaml.metastep import (
     MetaStep,
     Reads,
     each,
     reaches_outside,
     sound,
-    wants_gradients,
     with_gradient,
 )
 from ibaml.solve import NewtonCG, Solver
 from ibaml.tasks import TaskBatch
-
-if TYPE_CHECKING:
-    from ibaml.learner import MetaLearner
 
 _WARM = 2  # calls of a kind before it is recorded: by then its kernels are chosen
 _MOST = 2  # recordings kept, each with the memory of its meta-step
@@ -46,30 +42,6 @@ def waits(solver: Solver) -> bool:
     """Whether a solver looks at its numbers on the way to stop early; recorded, it takes every step
     it may take, which is cheap for a head alone."""
     return isinstance(solver, NewtonCG) or getattr(solver, "tol", None) is not None
-
-
-def replayed(
-    learner: MetaLearner,
-    work: Work,
-    captures: Captures,
-    batch: TaskBatch,
-    seed: int,
-    run: Runner,
-) -> MetaStep | None:
-    """The meta-step by replay, where it was (or can be) recorded."""
-    if learner.capture is False or not torch.is_grad_enabled() or wants_gradients(batch):
-        return None
-    if learner.capture is None and waits(learner.solver) and run.head is None:
-        return None
-    if not batch.support_x.is_cuda:
-        if learner.capture:
-            raise ValueError("capture=True is for a CUDA device: move model and tasks to it")
-        return None
-    choices = (
-        learner.belief, learner.solver, learner.gradient, learner.objective, learner.samples,
-        learner.noise, learner.beta, learner.diagnose, learner.training, run,
-    )  # fmt: skip
-    return captures.step(learner, work, choices, batch, seed, bool(learner.capture))
 
 
 class Captures:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.arguments import check_module
-from ibaml.capture import Captures, replayed
+from ibaml.capture import Captures
 from ibaml.checks import check_model, check_options, check_running
 from ibaml.diagnostics import Diagnostics
 from ibaml.energy import (
@@ -40,6 +40,7 @@ from ibaml.execution import (
 from ibaml.gradient import GradientRule, Record, Unrolled
 from ibaml.learner.choices import FIXED, default_objective, fixed, replaced
 from ibaml.learner.kinds import Kinds
+from ibaml.learner.replay import replayed
 from ibaml.learner.sound import SoundStep
 from ibaml.learner.state import LearnerState
 from ibaml.learner.support import support_set
@@ -47,7 +48,7 @@ from ibaml.metastep import MetaStep, Reads
 from ibaml.objectives import Objective, as_objective
 from ibaml.posterior import Posterior, Posteriors
 from ibaml.seeding import draw_seed
-from ibaml.solve import Solution, Solver
+from ibaml.solve import Solver
 from ibaml.tasks import Inputs, TaskBatch
 from ibaml.weights import Belief, Layout, Selection, assign_roles
 from ibaml.words import ObjectiveName
@@ -232,8 +233,7 @@ class MetaLearner(LearnerState):
         return isinstance(self.gradient, Unrolled) or batch.support_x.device.type == "cpu"
 
     def meta_step(self, batch: TaskBatch, seed: int | Tensor) -> MetaStep:
-        """The meta-loss of every task and their mean, without a look at values; ``seed`` may be the
-        tasks' roots."""
+        """The mean meta-loss, without a look at values; ``seed`` may be the tasks' roots."""
         support, query = self.problem(batch, seed)
         reads, support, query, rate = Reads.through(support, query, self._rate(support.layout))
         start = self.belief.start(support.meta.prior, len(batch))
@@ -388,7 +388,7 @@ class MetaLearner(LearnerState):
                     )
                 classes = top
             layout = self.layout.for_classes(classes or 0)
-            solution: Solution | None = None
+            solution = None
             if x.shape[1]:
                 run = self._kinds.runner(self, x, y, top, layout, plan)
                 energy = self._support(x, y, seed, keys, layout, plan, run=run)

@@ -1,0 +1,39 @@
+"""Is a meta-step recorded and replayed? On an accelerator, where nothing keeps it from that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ibaml.capture import Captures, Work, waits
+from ibaml.execution import Runner
+from ibaml.metastep import MetaStep, wants_gradients
+from ibaml.tasks import TaskBatch
+
+if TYPE_CHECKING:
+    from ibaml.learner.meta_learner import MetaLearner
+
+
+def replayed(
+    learner: MetaLearner,
+    work: Work,
+    captures: Captures,
+    batch: TaskBatch,
+    seed: int,
+    run: Runner,
+) -> MetaStep | None:
+    """The meta-step by replay, where it was (or can be) recorded."""
+    if learner.capture is False or not torch.is_grad_enabled() or wants_gradients(batch):
+        return None
+    if learner.capture is None and waits(learner.solver) and run.head is None:
+        return None
+    if not batch.support_x.is_cuda:
+        if learner.capture:
+            raise ValueError("capture=True is for a CUDA device: move model and tasks to it")
+        return None
+    choices = (
+        learner.belief, learner.solver, learner.gradient, learner.objective, learner.samples,
+        learner.noise, learner.beta, learner.diagnose, learner.training, run,
+    )  # fmt: skip
+    return captures.step(learner, work, choices, batch, seed, bool(learner.capture))
