@@ -7,6 +7,7 @@ data, noise of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -111,7 +112,7 @@ class Abml(_Sampled):
         return (energy.layout.shares(m) * (normal + gamma)).sum()
 
 
-_BY_NAME: dict[ObjectiveName, type[_Sampled]] = {
+_BY_NAME: dict[ObjectiveName, Callable[[], Objective]] = {
     "query": QueryNll,
     "predictive": PredictiveNll,
     "abml": Abml,
