@@ -204,9 +204,10 @@ def printed_commands(text: str) -> Iterator[list[str]]:
 def command_of(words: list[str]) -> tuple[Any, list[str]]:
     """The command that these words name, and the words after its name."""
     command: Any = typer.main.get_command(app)
-    while hasattr(command, "commands") and words and not words[0].startswith("-"):
-        assert words[0] in command.commands, f"there is no command {words[0]!r}"
-        command, words = command.commands[words[0]], words[1:]
+    while hasattr(command, "list_commands") and words and not words[0].startswith("-"):
+        context = command.make_context(command.name, [], resilient_parsing=True)
+        assert words[0] in command.list_commands(context), f"there is no command {words[0]!r}"
+        command, words = command.get_command(context, words[0]), words[1:]
     return command, words
 
 

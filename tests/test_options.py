@@ -32,6 +32,7 @@ from problems import class_batch, mlp_model, plain_learner
 
 m = ibaml.methods
 NAN = float("nan")
+ONE = torch.ones(1)
 
 
 def made(**parts) -> MetaLearner:
@@ -631,6 +632,25 @@ OPTIONS = {
     "a step size for newton": (
         lambda: m.ibaml(mlp_model(), solver="newton", lr=0.1),
         "lr is not read by solver newton, which has a line search",
+    ),
+}
+
+
+OPTIONS |= {
+    "a class for implicit_solve's solver": (
+        lambda: ibaml.implicit_solve(lambda v, p: v, ONE, ONE, solver=NewtonCG),
+        "solver must be an object, not a class: write solver=NewtonCG(), with its choices in the "
+        "parentheses",
+    ),
+    "another kind for implicit_solve's curvature": (
+        lambda: ibaml.implicit_solve(lambda v, p: v, ONE, ONE, curvature=Dense()),
+        'curvature must be an object such as Curvature("ggn"); got Dense(…), which is a linear '
+        "solver: it goes into gradient=Implicit(linear_solver=…)",
+    ),
+    "another kind for implicit_solve's linear solver": (
+        lambda: ibaml.implicit_solve(lambda v, p: v.sum(), ONE, ONE, linear_solver=NewtonCG()),
+        "linear_solver must be an object such as ConjugateGradient(); got NewtonCG(…), which is a "
+        "solver: it goes into solver=",
     ),
 }
 

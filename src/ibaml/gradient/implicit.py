@@ -147,6 +147,9 @@ def implicit_solve(
     -0.3333
     """
     choice = Curvature(curvature) if isinstance(curvature, str) else curvature  # type: ignore[arg-type]
+    check_part("curvature", choice)
+    if solver is not None:
+        check_part("solver", solver)
     if choice.kind != "energy" or choice.block != "all":
         raise ValueError(
             'implicit_solve knows only energy(v, params), so curvature must be "energy" on all '
