@@ -14,6 +14,7 @@ import torch
 from ibaml.training import Settings, Trainer, resolve
 from ibaml.training.build import build_learner, build_network, fit_network, open_tasks
 from ibaml.training.checkpoint import unpack
+from ibaml.training.fitting import meta_step_bytes
 
 WAVES: dict[str, Any] = {
     "data": "sinusoids",
@@ -92,3 +93,8 @@ def final_state(run: Path) -> dict[str, torch.Tensor]:
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Equal bit by bit."""
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def bytes_of(trainer: Trainer, count: int) -> int:
+    """The peak memory of a meta-step of a trainer over so many tasks."""
+    return meta_step_bytes(trainer.learner, trainer.tasks, trainer.settings, count)

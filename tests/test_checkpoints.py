@@ -13,7 +13,7 @@ import torch
 
 from ibaml.training import RunError, TrainingError, open_run, resume, train
 from ibaml.training.checkpoint import unpack
-from runs import final_state, ibaml, same, waves
+from runs import bytes_of, final_state, ibaml, same, waves
 from test_training import Recorder
 
 
@@ -208,7 +208,7 @@ def test_a_log_that_cannot_be_begun_is_said_before_any_work(tmp_path, monkeypatc
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
-    monkeypatch.setattr("ibaml.training.loop.free_bytes", lambda device: free)
+    monkeypatch.setattr("ibaml.training.fitting.free_bytes", lambda device: free)
 
 
 def chosen(run: Path) -> int:
@@ -227,7 +227,7 @@ def test_a_run_resumed_with_less_memory_takes_the_micro_batch_it_began_with(
     from runs import make
 
     trainer = make(waves(**options))
-    some = 2 * trainer._probe(3)  # a fresh run would take fewer at a time
+    some = 2 * bytes_of(trainer, 3)  # a fresh run would take fewer at a time
     with_free(monkeypatch, some)
     train(waves(iterations=1, **options), tmp_path / "fresh")
     if chosen(tmp_path / "fresh") < 6:
@@ -242,7 +242,7 @@ def test_the_micro_batch_that_fitted_stays_when_there_is_more_memory(tmp_path, m
     from runs import make
 
     options = {"method": "maml", "tasks": 6, "val_every": 0}
-    little = 2 * make(waves(**options))._probe(2)
+    little = 2 * bytes_of(make(waves(**options)), 2)
     with_free(monkeypatch, little)
     train(waves(iterations=16, **options), tmp_path / "whole")
     crashed(tmp_path / "cut", **options)
@@ -257,6 +257,8 @@ def test_another_micro_batch_may_be_asked_for_when_a_run_goes_on(tmp_path):
     done = ibaml("train", "--resume", run, "--micro-batch", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert chosen(run) == 2
+    assert "micro_batch is 2 from here on (it was 6)" in (run / "log.jsonl").read_text()
+    assert "micro_batch = 2" in (run / "config.toml").read_text()
     assert torch.isfinite(torch.cat([t.reshape(-1) for t in final_state(run).values()])).all()
 
 

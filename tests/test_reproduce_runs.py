@@ -44,7 +44,7 @@ FEW = "maml5,fomaml5,ibaml5,ibaml_head"
 def memory_is_not_probed():
     """The estimate of a meta-step's memory takes longer than these runs, and has its own tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ibaml.training.loop.free_bytes", lambda device: None)
+        patch.setattr("ibaml.training.fitting.free_bytes", lambda device: None)
         yield
 
 

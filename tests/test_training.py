@@ -20,7 +20,7 @@ from ibaml.training.processes import Processes
 from live_bytes import peak_bytes
 from oracles import relative
 from real_data import DATA, real
-from runs import features_file, final_state, gradient, make, same, waves
+from runs import bytes_of, features_file, final_state, gradient, make, same, waves
 
 
 class Recorder:
@@ -400,10 +400,10 @@ def test_a_meta_gradient_that_is_not_finite_moves_nothing():
 
 
 def test_memory_is_estimated_and_what_cannot_fit_is_refused_by_name(monkeypatch):
-    from ibaml.training import loop
+    from ibaml.training import fitting
 
     def told(free: int, **given) -> tuple[int | None, list[str]]:
-        monkeypatch.setattr(loop, "free_bytes", lambda device: free)
+        monkeypatch.setattr(fitting, "free_bytes", lambda device: free)
         seen = Recorder()
         trainer = make(waves(method="maml", tasks=64, **given), watchers=[seen])
         trainer.fit_memory()
@@ -412,7 +412,7 @@ def test_memory_is_estimated_and_what_cannot_fit_is_refused_by_name(monkeypatch)
     micro, sentences = told(10**12)
     assert micro == 64
     assert "memory: about" in sentences[-1]
-    four = make(waves(method="maml", tasks=64))._probe(4)
+    four = bytes_of(make(waves(method="maml", tasks=64)), 4)
     micro, sentences = told(2 * four)
     assert micro is not None
     assert 1 <= micro < 64
@@ -558,15 +558,17 @@ def test_the_log_is_json_also_when_nothing_is_finite(tmp_path):
 
 
 def test_one_task_at_a_time_is_not_refused_because_two_do_not_fit(monkeypatch):
-    trainer = make(waves(method="maml", micro_batch=1))
-    real = trainer._probe
+    from ibaml.training import fitting
 
-    def probe(count: int) -> int:
+    trainer = make(waves(method="maml", micro_batch=1))
+    real = fitting.meta_step_bytes
+
+    def probe(learner, tasks, settings, count: int) -> int:
         if count > 1:
             raise TrainingError("2 task(s) do not fit into memory")
-        return real(count)
+        return real(learner, tasks, settings, count)
 
-    monkeypatch.setattr(trainer, "_probe", probe)
+    monkeypatch.setattr(fitting, "meta_step_bytes", probe)
     trainer.fit_memory()
     assert trainer.settings.micro_batch == 1
 

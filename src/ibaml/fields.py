@@ -112,7 +112,11 @@ class Setting:
                 f"{self.name} must be one of {', '.join(self.choices)}; got {value!r}"
                 f"{near(str(value), self.choices)}"
             )
-        if self.kind in (int, float) and (said := self._out_of_range(value)):
+        if (
+            isinstance(value, int | float)
+            and self.kind is not bool
+            and (said := self._out_of_range(value))
+        ):
             raise SettingsError(f"{self.name} must be {said}, got {value}")
         return value
 

@@ -118,3 +118,23 @@ def what_to_lower(settings: Settings) -> str:
     if settings.channels is not None:
         names.append("channels")
     return ", ".join(names)
+
+
+def unsolved(learner: MetaLearner) -> str:
+    """A sentence where the linear systems behind the last gradient were not solved."""
+    try:
+        seen = learner.diagnostics
+    except RuntimeError:
+        return ""
+    unsolved, residual = seen.unsolved, seen.cg_residual
+    if unsolved is None or residual is None or not bool(unsolved.any()):
+        return ""
+    return (
+        f"The linear systems behind the meta-gradient are not solved in "
+        f"{100 * float(unsolved.double().mean()):.0f} % of the tasks (relative residual up to "
+        f"{float(residual[unsolved].max()):.1g}): raise cg_steps, or damping. "
+    )
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

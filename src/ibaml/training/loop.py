@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
-import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ibaml.energy import Categorical
-from ibaml.evaluation import Scores
-from ibaml.evaluation.predict import fit_temperature, score_tasks
 from ibaml.learner import MetaLearner
-from ibaml.machine import free_bytes
 from ibaml.seeding import mix
 from ibaml.tasks import TaskSource
 from ibaml.tasks.keyed import has_tasks
@@ -26,10 +22,12 @@ from ibaml.training.faults import (
     Diverged,
     TrainingError,
     diagnose,
+    first_line,
     out_of_memory,
+    unsolved,
     what_to_lower,
 )
-from ibaml.training.memory import peak_bytes
+from ibaml.training.fitting import fit_memory
 from ibaml.training.outer import (
     Average,
     build_optimiser,
@@ -38,16 +36,14 @@ from ibaml.training.outer import (
     restore_optimiser,
 )
 from ibaml.training.processes import Processes
-from ibaml.training.rise import WINDOW, Rise
+from ibaml.training.rise import LOST, RETURNS, SHRINK, Rise, no_way_back
 from ibaml.training.run import Run, RunError, settle
 from ibaml.training.settings import Settings
+from ibaml.training.signals import StopRequest
+from ibaml.training.validation import validation_scores
 from ibaml.training.watch import Step, Watcher
 
 _NOISE = 7  # the stream of seeds the meta-steps draw from
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SHRINK = 0.3  # the step size after a run went back to its best weights
-_RETURNS = 3  # how often it does
-_LOST = 0.3  # nats of validation nll above the best from which on something was lost
 
 
 @dataclass(frozen=True)
@@ -95,8 +91,7 @@ class Trainer:
         self.returns = 0  # to the best weights
         self.unheard: OSError | None = None  # why a watcher failed
         self.notes: list[str] = []  # to be told once the run begins
-        self._asked = 0  # the signal this process caught
-        self._agreed = 0  # the signal all processes know of
+        self.stop = StopRequest()
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -151,7 +146,7 @@ class Trainer:
         mine = self.processes.share(range(step * settings.tasks, (step + 1) * settings.tasks))
         like = self.parameters[0]
         sums = like.new_zeros(3)  # of losses, of tasks that took part, of tasks left out
-        caught = like.new_tensor([self._asked == number for number in _SIGNALS])
+        caught = like.new_tensor(self.stop.caught())
         for p in self.parameters:
             p.grad = torch.zeros_like(p)
         self.learner.train()
@@ -189,7 +184,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         parts = [loss, kept, out, norm, *caught]
         seen = torch.stack([t.to(norm.dtype) for t in parts]).tolist()
-        rate = rate_at(self.settings, self.step) * _SHRINK**self.returns
+        rate = rate_at(self.settings, self.step) * SHRINK**self.returns
         moved = seen[1] > 0 and math.isfinite(seen[3])
         if moved:
             for group in self.optimiser.param_groups:
@@ -200,8 +195,7 @@ class Trainer:
         self.step += 1
         sound = moved and 2 * seen[2] <= seen[1] + seen[2]
         self.faulty = 0 if sound else self.faulty + 1
-        caught_by = dict(zip(_SIGNALS, seen[4:], strict=True))
-        self._agreed = next((number for number, count in caught_by.items() if count), 0)
+        self.stop.agree(seen[4:])
         report = Step(
             self.step, seen[0], int(seen[1] + seen[2]), int(seen[2]), seen[3], moved, rate
         )
@@ -239,7 +233,7 @@ class Trainer:
         if settings.val_every > 0 and not validates:
             self._tell("told", f"{self.tasks.name} has no validation tasks of this size: none done")
         try:
-            with self._signals():
+            with self.stop.listening():
                 return self._loop(validates)
         finally:
             self._tell("ended")
@@ -256,7 +250,7 @@ class Trainer:
                 if not out_of_memory(error):
                     raise
                 raise TrainingError(
-                    f"out of memory in iteration {self.step + 1} ({_first_line(error)}): lower "
+                    f"out of memory in iteration {self.step + 1} ({first_line(error)}): lower "
                     f"{what_to_lower(settings)}"
                 ) from error
             self._tell("stepped", report)
@@ -267,7 +261,7 @@ class Trainer:
             last = self.step == settings.iterations
             if validates and (self.step % settings.val_every == 0 or last):
                 self.validate()
-            stop = self._stop()
+            stop = self.stop.signal(self.processes.world)
             if self.step % settings.checkpoint_every == 0 or last or stop:
                 self._refuse_ill()
                 self.save()
@@ -300,7 +294,7 @@ class Trainer:
         """The training loss is far above its best. Validation tasks, where there are any, say
         whether anything was lost: the same loss may come of harder tasks."""
         before = self.best
-        if validates and before is not None and self.validate()["nll"] <= before + _LOST:
+        if validates and before is not None and self.validate()["nll"] <= before + LOST:
             self.rise.accept(self.step)
         else:
             self._go_back()
@@ -308,33 +302,17 @@ class Trainer:
     def _go_back(self) -> None:
         """The training loss is far above its best: on from the best weights with a smaller step, or
         an end with a diagnosis."""
-        rise = self.rise
-        assert rise.loss is not None
-        assert rise.best is not None
-        what = (
-            f"the training loss rose to {rise.loss:.3g} (median of {WINDOW} iterations), far above "
-            f"its best, {rise.best:.3g} around iteration {rise.step}"
-        )
-        here = self.run is not None and self.processes.first and self.best is not None
+        run, kept = self.run, self.run is not None and self.best is not None
         content = None
-        if here and self.returns < _RETURNS:
-            assert self.run is not None
-            content = self.run.weights("best").content if self.run.best_score() else None
+        if run is not None and kept and self.processes.first and self.returns < RETURNS:
+            content = run.weights("best").content if run.best_score() else None
         content = self.processes.from_first(content, self.device)
         if content is None:
-            assert self.settings.meta_lr is not None
-            smaller = f"{self.settings.meta_lr * _SHRINK ** (self.returns + 1):.1g}"
-            why = f" after {self.returns} returns to the best weights" if self.returns else ""
-            kept = (
-                f"The best weights on the validation tasks are kept ({self.run.best})."
-                if self.run is not None and self.best is not None
-                else "No weights were validated before it; with validation tasks (val_every) a run "
-                "goes back to its best ones."
+            best = run.best if run is not None and kept else None
+            raise no_way_back(
+                self.rise, self.settings, self.step, self.returns, unsolved(self.learner), best
             )
-            raise Diverged(
-                f"stopped in iteration {self.step}: {what}{why}. Lower meta_lr (now "
-                f"{self.settings.meta_lr:g}, try {smaller}). {self._unsolved()}{kept}"
-            )
+        what = self.rise.sentence
         facts = self._fill(content)
         step = facts["step"]
         self.rise.restore(facts["rise"])
@@ -343,53 +321,18 @@ class Trainer:
         self._tell(
             "told",
             f"iteration {self.step}: {what}; going on from the best weights (iteration {step}) "
-            f"with {_SHRINK:g} times the step. {self._unsolved()}".rstrip(),
-        )
-
-    def _unsolved(self) -> str:
-        """A sentence where the linear systems behind the last gradient were not solved."""
-        try:
-            seen = self.learner.diagnostics
-        except RuntimeError:
-            return ""
-        unsolved, residual = seen.unsolved, seen.cg_residual
-        if unsolved is None or residual is None or not bool(unsolved.any()):
-            return ""
-        return (
-            f"The linear systems behind the meta-gradient are not solved in "
-            f"{100 * float(unsolved.double().mean()):.0f} % of the tasks (relative residual up to "
-            f"{float(residual[unsolved].max()):.1g}): raise cg_steps, or damping. "
+            f"with {SHRINK:g} times the step. {unsolved(self.learner)}".rstrip(),
         )
 
     def _place(self) -> str:
         return "RUN" if self.run is None else shlex.quote(str(self.run.path))
 
-    def _stop(self) -> int:
-        """The signal to stop by: at once in one process, when all know of it in several."""
-        return self._asked if self.processes.world == 1 else self._agreed
-
-    @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """Scores on the validation tasks; the best weights so far are kept."""
-        keys = self.processes.share(range(self.settings.val_tasks))
-        averaged = nullcontext() if self.average is None else self.average.in_place()
-        with averaged:
-            sums = {"nll": 0.0, "tasks": 0.0}
-            second = "rmse" if self.settings.regression else "accuracy"
-            sums[second] = 0.0
-            for row in self._validation_rows(keys):
-                sums["nll"] += row["nll"]
-                sums[second] += row["mse" if second == "rmse" else "accuracy"]
-                sums["tasks"] += 1
-            values = torch.tensor(list(sums.values()), dtype=torch.float64, device=self.device)
-            self.processes.add_up([values])
-            found = dict(zip(sums, values.tolist(), strict=True))
-            count = found.pop("tasks")
-            result = {name: value / count for name, value in found.items()}
-            if second == "rmse":
-                result["rmse"] = result["rmse"] ** 0.5
-            if isinstance(self.learner.likelihood, Categorical):
-                result["temperature"] = self.learner.likelihood.temperature
+        with nullcontext() if self.average is None else self.average.in_place():
+            result = validation_scores(
+                self.learner, self.tasks, self.settings, self.processes, partial(self._tell, "told")
+            )
         best = result["nll"] < (float("inf") if self.best is None else self.best)
         if best:
             self.best, self.best_step = result["nll"], self.step
@@ -398,26 +341,6 @@ class Trainer:
                 self.run.save_best(self.step, self.state(), facts)
         self._tell("validated", self.step, result, best)
         return result
-
-    def _validation_rows(self, keys: Sequence[int]) -> list[dict[str, int | float]]:
-        at_once = min(self.settings.micro_batch or 16, 16)
-        likelihood = self.learner.likelihood
-        fits = isinstance(likelihood, Categorical) and likelihood.log_fit is not None
-        if not keys and not fits:
-            return []
-        scores: Scores | None
-        try:
-            if fits:
-                add_up = self.processes.add_up
-                scores = fit_temperature(
-                    self.learner, self.tasks, "val", keys, batch=at_once, add_up=add_up
-                )
-            else:
-                scores = score_tasks(self.learner, self.tasks, "val", keys, batch=at_once)
-        except FloatingPointError as error:  # the next steps may mend it, or patience will end
-            self._tell("told", f"validation: {error}")
-            return [{"nll": math.nan, "mse": math.nan, "accuracy": math.nan}]
-        return [] if scores is None else scores.rows()
 
     def _give_up(self, saved: int) -> None:
         what = diagnose(self.learner, self.settings)
@@ -440,102 +363,26 @@ class Trainer:
             except OSError as error:
                 if self.unheard is None:
                     self.unheard = error
-                    self._asked = self._asked or signal.SIGTERM
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """A first Ctrl-C or SIGTERM asks for an end after this iteration; a second one is obeyed at
-        once."""
-
-        def ask(number: int, _: Any) -> None:
-            self._asked = number
-            signal.signal(number, before.get(number) or signal.SIG_DFL)
-
-        before: dict[int, Any] = {}
-        try:
-            for wanted in _SIGNALS:
-                before[wanted] = signal.signal(wanted, ask)
-        except ValueError:  # not the main thread: signals are somebody else's
-            pass
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    # --- memory ----------------------------------------------------------------------------------
+                    self.stop.ask()
 
     def fit_memory(self) -> None:
-        """Estimate a meta-step's memory from one task and two; choose the micro-batch where none
-        was given, and refuse what cannot fit."""
+        """Choose the micro-batch where none was given; refuse what cannot fit."""
         if self.step >= self.settings.iterations:
             return
-        world = self.processes.world
-        mine = -(-self.settings.tasks // world)  # the most that one process has
-        free = free_bytes(self.device)
-        wanted = min(self.settings.micro_batch or mine, mine)
-        each, fixed, fits = 1, 0, wanted
-        if free is not None:
-            if self.device.type != "cuda":
-                free //= self.processes.local_world
-            one = self._probe(1)
-            two = self._probe(2) if wanted > 1 else 2 * one
-            each = max(two - one, 1)
-            fixed = max(one - each, 0)
-            fits = int((0.9 * free - fixed) / each)
-        fits = self.processes.least(fits, self.device)  # the same in all: sums are rounded alike
-        if fits < 1 or (self.settings.micro_batch is not None and fits < wanted):
-            least = wanted if fits >= 1 else 1
-            need = f"{least} task(s) at once need about {_size(fixed + each * least)} and " + (
-                "less" if free is None else _size(free)
-            )
-            if self.step:
-                raise TrainingError(
-                    f"{need} is free. The run goes through {wanted} at a time: free some memory, "
-                    "or choose another number, whose sums are rounded differently (ibaml train "
-                    f"--resume {self._place()} --micro-batch {max(fits, 1)})"
-                )
-            raise TrainingError(f"{need} is free: lower {what_to_lower(self.settings)}")
-        chosen = min(wanted, fits)
-        self.settings = replace(self.settings, micro_batch=chosen)
-        if self.run is not None:
-            # a resumed run takes the same number, whatever is free then
-            self.run = replace(self.run, settings=self.settings)
-            if self.processes.first:
-                settle(self.run)
-        if chosen < mine:
-            self._tell("told", f"{mine} tasks go through {chosen} at a time")
-        if free is None:
-            return
-        self._tell(
-            "told",
-            f"execution: {self.learner.strategy}; memory: about {_size(fixed + each * chosen)} for "
-            f"{chosen} task(s) at once, {_size(free)} free",
-        )
+        resumed = self._place() if self.step else None
+        fit = fit_memory(self.learner, self.tasks, self.settings, self.processes, resumed)
+        # a resumed run takes the same number, whatever is free then
+        notes = self._settle(micro_batch=fit.micro_batch)
+        for note in (*notes, *fit.notes):
+            self._tell("told", note)
 
-    def _probe(self, count: int) -> int:
-        self.learner.eval()  # no statistics
-        batches = self.tasks.batches("train", range(count))
-
-        def meta_gradient() -> None:
-            for batch in batches:
-                self.learner(batch, torch.Generator().manual_seed(0)).backward()
-
-        try:
-            for batch in batches:
-                self.learner.examine(batch)  # done once, so it is not to be measured
-            return peak_bytes(meta_gradient, self.device)
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            raise TrainingError(
-                f"{count} task(s) do not fit into memory ({_first_line(error)}): lower "
-                f"{what_to_lower(self.settings)}"
-            ) from error
-        finally:
-            for p in self.parameters:
-                p.grad = None
-            self.learner.train()
+    def _settle(self, **choices: Any) -> list[str]:
+        """Change settings, in the run's folder too; what to tell of it."""
+        self.settings = replace(self.settings, **choices)
+        if self.run is None:
+            return []
+        self.run = replace(self.run, settings=self.settings)
+        return settle(self.run) if self.processes.first else []
 
 
 def _chunks(keys: Sequence[int], size: int) -> Iterator[Sequence[int]]:
@@ -548,11 +395,3 @@ def _reason(error: OSError | None) -> str:
         return "what happens in the run could not be written by another process"
     what = error.filename or "what happens in the run"
     return f"{what} could not be written ({error.strerror or error})"
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -1,16 +1,23 @@
-"""Has the training loss risen far above its best? A run that lost what it had learned is a fault,
-however finite its numbers are."""
+"""Has the training loss risen far above its best, and what then? A run that lost what it had
+learned is a fault, however finite its numbers are."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from pathlib import Path
 from statistics import median
 from typing import Any
+
+from ibaml.training.faults import Diverged
+from ibaml.training.settings import Settings
 
 WINDOW = 20  # iterations whose median is "the loss"
 SPREADS = 10.0  # times the losses' usual deviation
 NATS = 1.0  # and at least so much
+LOST = 0.3  # nats of validation nll above the best from which on something was lost
+SHRINK = 0.3  # the step size after a run went back to its best weights
+RETURNS = 3  # how often it does
 
 
 class Rise:
@@ -38,6 +45,14 @@ class Rise:
     def bound(self) -> float:
         """The loss from which on it counts as a fault."""
         return math.inf if self.best is None else self.best + max(NATS, SPREADS * self.spread)
+
+    @property
+    def sentence(self) -> str:
+        """What happened, where it has risen."""
+        return (
+            f"the training loss rose to {self.loss:.3g} (median of {WINDOW} iterations), far above "
+            f"its best, {self.best:.3g} around iteration {self.step}"
+        )
 
     def watch(self, step: int, loss: float) -> bool:
         """Take note of an iteration's loss; True where the loss has risen beyond the bound."""
@@ -79,3 +94,29 @@ class Rise:
         self.recent = deque(facts["recent"], maxlen=WINDOW)
         self.best, self.spread, self.step = facts["best"], facts["spread"], facts["step"]
         self.last, self.seen = facts["last"], facts["seen"]
+
+
+def no_way_back(
+    rise: Rise, settings: Settings, step: int, returns: int, unsolved: str, best: Path | None
+) -> Diverged:
+    """The end of a run whose loss has risen and that cannot go back to its best weights, or did so
+    often enough.
+
+    Args:
+        returns: how often it went back.
+        unsolved: a sentence on the linear systems behind the gradient.
+        best: where the best weights are kept.
+    """
+    assert settings.meta_lr is not None
+    why = f" after {returns} returns to the best weights" if returns else ""
+    kept = (
+        f"The best weights on the validation tasks are kept ({best})."
+        if best is not None
+        else "No weights were validated before it; with validation tasks (val_every) a run "
+        "goes back to its best ones."
+    )
+    return Diverged(
+        f"stopped in iteration {step}: {rise.sentence}{why}. Lower meta_lr (now "
+        f"{settings.meta_lr:g}, try {settings.meta_lr * SHRINK ** (returns + 1):.1g}). "
+        f"{unsolved}{kept}"
+    )

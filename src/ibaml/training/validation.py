@@ -1,0 +1,73 @@
+"""How good are the weights on the validation tasks, all processes together?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ibaml.energy import Categorical
+from ibaml.evaluation import Scores
+from ibaml.evaluation.predict import fit_temperature, score_tasks
+from ibaml.learner import MetaLearner
+from ibaml.tasks import TaskSource
+from ibaml.training.processes import Processes
+from ibaml.training.settings import Settings
+
+
+@torch.no_grad()
+def validation_scores(
+    learner: MetaLearner,
+    tasks: TaskSource,
+    settings: Settings,
+    processes: Processes,
+    tell: Callable[[str], None],
+) -> dict[str, float]:
+    """The nll, and accuracy or RMSE, over ``val_tasks`` tasks. A temperature that is fitted is
+    fitted on them."""
+    keys = processes.share(range(settings.val_tasks))
+    second = "rmse" if settings.regression else "accuracy"
+    sums = {"nll": 0.0, "tasks": 0.0, second: 0.0}
+    for row in _rows(learner, tasks, settings, processes, keys, tell):
+        sums["nll"] += row["nll"]
+        sums[second] += row["mse" if second == "rmse" else "accuracy"]
+        sums["tasks"] += 1
+    device = next(learner.parameters()).device
+    values = torch.tensor(list(sums.values()), dtype=torch.float64, device=device)
+    processes.add_up([values])
+    found = dict(zip(sums, values.tolist(), strict=True))
+    count = found.pop("tasks")
+    result = {name: value / count for name, value in found.items()}
+    if second == "rmse":
+        result["rmse"] = result["rmse"] ** 0.5
+    if isinstance(learner.likelihood, Categorical):
+        result["temperature"] = learner.likelihood.temperature
+    return result
+
+
+def _rows(
+    learner: MetaLearner,
+    tasks: TaskSource,
+    settings: Settings,
+    processes: Processes,
+    keys: Sequence[int],
+    tell: Callable[[str], None],
+) -> list[dict[str, int | float]]:
+    """The scores of this process's tasks, one row each."""
+    at_once = min(settings.micro_batch or 16, 16)
+    likelihood = learner.likelihood
+    fits = isinstance(likelihood, Categorical) and likelihood.log_fit is not None
+    if not keys and not fits:
+        return []
+    scores: Scores | None
+    try:
+        if fits:
+            add_up = processes.add_up
+            scores = fit_temperature(learner, tasks, "val", keys, batch=at_once, add_up=add_up)
+        else:
+            scores = score_tasks(learner, tasks, "val", keys, batch=at_once)
+    except FloatingPointError as error:  # the next steps may mend it, or patience will end
+        tell(f"validation: {error}")
+        return [{"nll": math.nan, "mse": math.nan, "accuracy": math.nan}]
+    return [] if scores is None else scores.rows()
