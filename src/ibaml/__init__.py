@@ -21,24 +21,29 @@ from ibaml.recommended import recommend
 from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
 from ibaml.tasks import TaskBatch
 from ibaml.training.start import load
+from ibaml.weights import Belief, DiagonalGaussian, LowRankGaussian, Point
 
 __all__ = [
     "Abml",
     "Adam",
+    "Belief",
     "Categorical",
     "ConjugateGradient",
     "Curvature",
     "Dense",
     "Diagnostics",
+    "DiagonalGaussian",
     "FirstOrder",
     "Gaussian",
     "GradientDescent",
     "Implicit",
     "Likelihood",
+    "LowRankGaussian",
     "MetaLearner",
     "NaturalDescent",
     "Neumann",
     "NewtonCG",
+    "Point",
     "Posterior",
     "Posteriors",
     "PredictiveNll",

@@ -3,6 +3,7 @@ does not."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,7 +25,7 @@ class Diagnostics:
     """
 
     step: MetaStep
-    blocks: tuple[str, ...]
+    blocks: Mapping[str, slice]  # where each block of a solution lies
     keys: tuple[int, ...]
 
     @property
@@ -51,8 +52,7 @@ class Diagnostics:
         gradient = self._solution.gradient
         if gradient is None:
             return None
-        parts = gradient.chunk(len(self.blocks), -1)
-        return {name: g.norm(dim=-1) for name, g in zip(self.blocks, parts, strict=True)}
+        return {name: gradient[:, where].norm(dim=-1) for name, where in self.blocks.items()}
 
     @property
     def steps(self) -> Tensor:

@@ -60,7 +60,14 @@ from ibaml.second_derivatives import check_second_derivatives
 from ibaml.seeding import draw_seed
 from ibaml.solve import Descent, Solution, Solver, resolve_rate
 from ibaml.tasks import Inputs, TaskBatch
-from ibaml.weights import Belief, DiagonalGaussian, Layout, Selection, assign_roles
+from ibaml.weights import (
+    Belief,
+    Layout,
+    PriorParameters,
+    Selection,
+    assign_roles,
+    parameter_key,
+)
 
 # what may be chosen anew around the same weights (`MetaLearner.replace`), and what the weights
 # themselves depend on
@@ -69,13 +76,6 @@ _REPLACEABLE = (
     "capture", "diagnose",
 )  # fmt: skip
 _FIXED = (*_REPLACEABLE, "belief", "likelihood", "roles", "layout", "adapts_head")
-
-
-def _key(name: str) -> str:
-    """A parameter's name as a key of an `nn.ParameterDict`, where a dot, or the name of one of its
-    methods, may not stand."""
-    key = name.replace(".", "/")
-    return f"{key}/" if hasattr(nn.ParameterDict, key) else key
 
 
 def _wanted(batch: TaskBatch) -> bool:
@@ -96,7 +96,7 @@ class MetaLearner(nn.Module):
 
     Args:
         model: any module with one input and one output tensor.
-        belief: `Point` or `DiagonalGaussian`.
+        belief: `Point`, `DiagonalGaussian`, `LowRankGaussian`, or any `Belief`.
         solver: how a task is solved.
         gradient: how the meta-parameters learn from the solution.
         objective: the meta-loss (default: query nll).
@@ -109,6 +109,7 @@ class MetaLearner(nn.Module):
         samples: Monte-Carlo samples S of the energy.
         noise: ``"independent"`` or ``"antithetic"`` pairs.
         beta: β of κ = β/N; 1 is Bayes, below 1 a tempered posterior.
+        learn_beta: meta-learn log β, from ``beta`` (not under the first-order rule).
         init_log_var: ρ at the start, a number for all weights.
         execution: ``"auto"``, ``"loop"``, ``"vmap"``, ``"fold"`` or ``"head"``.
         precision: ``"full"``, or ``"bfloat16"`` for activations and convolutions where tasks are
@@ -138,6 +139,7 @@ class MetaLearner(nn.Module):
         samples: int = 5,
         noise: NoiseKind = "independent",
         beta: float = 1.0,
+        learn_beta: bool = False,
         init_log_var: float = -6.0,
         execution: Strategy = "auto",
         precision: Precision = "full",
@@ -149,8 +151,9 @@ class MetaLearner(nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self.likelihood: Likelihood = as_likelihood(likelihood)
         check_options(
-            belief, solver, gradient, objective, self.likelihood, samples, noise, beta, init_log_var
-        )
+            belief, solver, gradient, objective, self.likelihood, samples, noise, beta,
+            init_log_var, learn_beta,
+        )  # fmt: skip
         self.roles = assign_roles(model, adapt, freeze)
         self.selection = adapt
         self.inputs: Inputs | None = None  # how raw inputs are prepared, where that is known
@@ -184,27 +187,21 @@ class MetaLearner(nn.Module):
             shapes=tuple(tuple(parameters[n].shape) for n in self.roles.adapted),
             rows=rows,
         )
-        # the rows of a tied prior are its own: the model's head is a placeholder for its shape
-        self.tied_mean = nn.ParameterDict(
-            {
-                _key(n): nn.Parameter(parameters[n].detach().mean(0, keepdim=True))
-                for n in self.roles.adapted
-                if n in rows
-            }
-        )
-        self.log_var = nn.ParameterDict()
-        if isinstance(belief, DiagonalGaussian):
-            for n in self.roles.adapted:
-                like = self.tied_mean[_key(n)] if n in rows else parameters[n].detach()
-                self.log_var[_key(n)] = nn.Parameter(torch.full_like(like, init_log_var))
+        self._prior = PriorParameters(belief, self.layout, parameters, init_log_var)
+        for name, group in self._prior.groups.items():
+            self.add_module(name, group)
         reference = parameters[self.roles.adapted[0]]
         self.log_lr = nn.ParameterDict()
         if isinstance(solver, Descent) and solver.learn_lr:
-            slots = self.layout.slots(belief.blocks)
+            slots = self.layout.slots(belief.blocks(self.layout.size))
             rate = resolve_rate(solver.lr, slots, reference.new_zeros(1, slots[-1][2]))
             for name, begin, _ in slots:
                 value = float(rate[begin]) if isinstance(rate, Tensor) else rate
-                self.log_lr[_key(name)] = nn.Parameter(reference.new_tensor(math.log(value)))
+                self.log_lr[parameter_key(name)] = nn.Parameter(
+                    reference.new_tensor(math.log(value))
+                )
+        log_beta = nn.Parameter(reference.new_tensor(math.log(beta))) if learn_beta else None
+        self.register_parameter("log_beta", log_beta)
         self._not_learned = frozenset({*self.roles.frozen, *rows})
         # what DistributedDataParallel must not wait for
         self._ddp_params_and_buffers_to_ignore = [f"model.{n}" for n in self._not_learned]
@@ -293,6 +290,8 @@ class MetaLearner(nn.Module):
                 raise TypeError(
                     f"{name} must be an object such as one of ibaml's, got {choices[name]!r}"
                 )
+        if "beta" in choices and self.log_beta is not None:
+            raise ValueError("beta is learned here, as log_beta: set that parameter instead")
         now = {name: choices.get(name, getattr(self, name)) for name in _REPLACEABLE}
         learned = isinstance(now["solver"], Descent) and now["solver"].learn_lr
         if learned and not len(self.log_lr):
@@ -312,6 +311,7 @@ class MetaLearner(nn.Module):
             now["noise"],
             now["beta"],
             0.0,
+            self.log_beta is not None,
         )
         check_model(self.model, self.roles, now["gradient"], bool(self.layout.rows))
         if now["objective"] is None:
@@ -367,8 +367,9 @@ class MetaLearner(nn.Module):
         step = self._replayed(batch, seed, self._run)
         if step is None or (self._may_look(batch) and bool(step.left_out.any())):
             step = self._sound_step(batch, seed)
+        blocks = self.belief.slices(self.layout.for_classes(batch.classes or 0).size)
         kept = replace(step, loss=step.loss.detach(), passes=[], reads=Reads())
-        self._diagnostics = Diagnostics(kept, self.belief.blocks, batch.task_keys)
+        self._diagnostics = Diagnostics(kept, blocks, batch.task_keys)
         if step.passes and self._statistics is not None:
             self._statistics.add(step.passes)
         elif step.passes:
@@ -584,26 +585,21 @@ class MetaLearner(nn.Module):
             x=x,
             y=y,
             noise=noise,
-            kappa=self.belief.weight(self.beta, x.shape[1]),
+            weight=self.belief.weight(1.0 if self.log_beta is not None else self.beta, x.shape[1]),
         )
 
     def theta(self, layout: Layout | None = None) -> Theta:
         """Everything meta-learned that the energy depends on, the prior as flat vectors."""
         layout = self.layout if layout is None else layout
         parameters = self._tensors()
-        means = {
-            n: self.tied_mean[_key(n)] if n in layout.rows else parameters[n] for n in layout.names
-        }
-        prior = [layout.join(means)]
-        if len(self.log_var):
-            prior.append(layout.join({n: self.log_var[_key(n)] for n in layout.names}))
         with held(self.likelihood):
             outside = self.likelihood.outside()
             inside = {n: p for n, p in self.likelihood.named_parameters() if n not in outside}
         return Theta(
-            prior=tuple(prior),
+            prior=self._prior.vectors(layout, parameters),
             shared={n: parameters[n] for n in self.roles.shared},
             likelihood=inside,
+            log_beta=self.log_beta,
             outside=outside,
         )
 
@@ -762,7 +758,7 @@ class MetaLearner(nn.Module):
             keys,
             stream,
             samples,
-            size,
+            self.belief.noise_size(size),
             self.noise,
             step=step,
             device=like.device,
@@ -778,8 +774,8 @@ class MetaLearner(nn.Module):
         if not len(self.log_lr) or not getattr(self.solver, "learn_lr", False):
             return None
         rates = [
-            self.log_lr[_key(name)].exp().expand(end - begin)
-            for name, begin, end in layout.slots(self.belief.blocks)
+            self.log_lr[parameter_key(name)].exp().expand(end - begin)
+            for name, begin, end in layout.slots(self.belief.blocks(layout.size))
         ]
         return torch.cat(rates)
 

@@ -100,13 +100,17 @@ class BayesOptions(Options, total=False):
         samples: S, Monte-Carlo samples of the energy.
         noise: ``"independent"`` or ``"antithetic"`` pairs.
         beta: β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.
+        learn_beta: meta-learn log β too (not under the first-order rule).
         init_log_var: ρ at the start.
+        belief: another one than `DiagonalGaussian`.
     """
 
     samples: int
     noise: NoiseKind
     beta: float
+    learn_beta: bool
     init_log_var: float
+    belief: Belief
 
 
 class IbamlOptions(ImplicitOptions, BayesOptions, total=False):
@@ -184,6 +188,7 @@ def _make(
         given=_what_matters(options),
     )
     options["solver"] = _solver(options, values)
+    belief = options.pop("belief", belief)
     if belief is None:
         belief = Point(lam=_lam(options.pop("lam", values["lam"])))
     implicit = _implicit(options, values) if gradient is None else None
