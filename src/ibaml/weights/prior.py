@@ -45,7 +45,7 @@ class PriorParameters:
             for n in layout.names
         }
         self._whole = set()
-        self.groups = {"tied_mean": _parameters({n: means[n] for n in means if n in layout.rows})}
+        self.groups = {"tied_mean": _parameters({n: means[n] for n in sorted(layout.rows)})}
         for group, value in belief.prior_parameters(means, init_log_var).items():
             if isinstance(value, Tensor):
                 if layout.rows:
@@ -76,6 +76,7 @@ class PriorParameters:
 
 
 def _parameters(tensors: Mapping[str, Tensor]) -> nn.ParameterDict:
-    return nn.ParameterDict(
-        {parameter_key(n): nn.Parameter(t.detach().clone()) for n, t in tensors.items()}
-    )
+    made = nn.ParameterDict()
+    for name, t in tensors.items():  # one by one: the constructor would sort them
+        made[parameter_key(name)] = nn.Parameter(t.detach().clone())
+    return made
