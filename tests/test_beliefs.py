@@ -57,7 +57,8 @@ def test_implicit_gradients_equal_finite_differences_of_the_resolved_problem(nam
         model, batch, adapt = linear_model(), regression_batch(), "all"
         likelihood = Gaussian(0.5, learn=True)
     else:
-        model, batch, adapt, likelihood = mlp_model(ways=2), class_batch((3,), tasks=1, ways=2), "head", None
+        model, batch = mlp_model(ways=2), class_batch((3,), tasks=1, ways=2)
+        adapt, likelihood = "head", None
     made = learner(
         BELIEFS[name], model, adapt=adapt, likelihood=likelihood, beta=0.5, learn_beta=True
     )

@@ -20,14 +20,14 @@ class FullGaussian(Belief):
 
     def sample(self, v, noise):
         n = noise.shape[-1]
-        return v[:, None, :n] + noise @ _root(v[:, n:], n).mT
+        return v[:, None, :n] + noise @ root_of(v[:, n:], n).mT
 
     def penalty(self, v, prior):
         m, n = prior[0], len(prior[0])
-        root, root_t = _root(prior[1], n), _root(v[:, n:], n)
+        root, root_t = root_of(prior[1], n), root_of(v[:, n:], n)
         off = torch.cat([root_t, (v[:, :n] - m)[:, :, None]], -1)
         solved = torch.linalg.solve_triangular(root, off, upper=False)
-        log_det, log_det_t = (2 * r.diagonal(dim1=-2, dim2=-1).log().sum(-1) for r in (root, root_t))
+        log_det, log_det_t = (_log_det(r) for r in (root, root_t))
         return (solved.square().sum((-1, -2)) - n + log_det - log_det_t) / 2
 
 
@@ -36,8 +36,12 @@ def _entries(n: int) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def _root(entries: Tensor, n: int) -> Tensor:
+def root_of(entries: Tensor, n: int) -> Tensor:
     """L (…, n, n) from its entries (…, n(n+1)/2)."""
     root = entries.new_zeros(*entries.shape[:-1], n, n)
     root[..., *_entries(n)] = entries
     return root.tril(-1) + torch.diag_embed(root.diagonal(dim1=-2, dim2=-1).exp())
+
+
+def _log_det(root: Tensor) -> Tensor:
+    return 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
