@@ -11,8 +11,20 @@ import torch
 from torch import distributions as dist
 
 from ibaml import (
-    Adam, Categorical, Curvature, Dense, DiagonalGaussian, FirstOrder, Gaussian, GradientDescent,
-    Implicit, LowRankGaussian, NaturalDescent, NewtonCG, Point, Unrolled,
+    Adam,
+    Categorical,
+    Curvature,
+    Dense,
+    DiagonalGaussian,
+    FirstOrder,
+    Gaussian,
+    GradientDescent,
+    Implicit,
+    LowRankGaussian,
+    NaturalDescent,
+    NewtonCG,
+    Point,
+    Unrolled,
 )  # fmt: skip
 from ibaml.testing import BeliefSuite, GradientRuleSuite, LikelihoodSuite, SolverSuite
 from triangular import FullGaussian, root_of
