@@ -10,8 +10,9 @@ import pytest
 import torch
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
-_written: dict[str, Any] = {"__name__": "extending"}
-exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)), _written)
+SOURCE = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
+_written: dict[str, Any] = {"__name__": __name__}
+exec(compile(SOURCE, str(PAGE), "exec", dont_inherit=True), _written)
 
 
 class TestOneVariance(_written["TestOneVariance"]):

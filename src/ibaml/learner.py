@@ -124,6 +124,8 @@ class MetaLearner(nn.Module):
     Most people build one with `ibaml.methods`.
     """
 
+    log_beta: nn.Parameter | None
+
     def __init__(
         self,
         model: nn.Module,

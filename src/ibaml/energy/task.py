@@ -36,13 +36,13 @@ class Theta:
         return (*self.prior, *self.shared.values(), *self.likelihood.values(), *beta)
 
     def replace(self, tensors: tuple[Tensor, ...]) -> Theta:
-        *rest, log_beta = (*tensors, None) if self.log_beta is None else tensors
+        last = len(tensors) - (self.log_beta is not None)
         n, k = len(self.prior), len(self.shared)
         return Theta(
-            prior=tuple(rest[:n]),
-            shared=dict(zip(self.shared, rest[n : n + k], strict=True)),
-            likelihood=dict(zip(self.likelihood, rest[n + k :], strict=True)),
-            log_beta=log_beta,
+            prior=tensors[:n],
+            shared=dict(zip(self.shared, tensors[n : n + k], strict=True)),
+            likelihood=dict(zip(self.likelihood, tensors[n + k : last], strict=True)),
+            log_beta=None if self.log_beta is None else tensors[last],
             outside=self.outside,
         )
 
