@@ -75,9 +75,14 @@ def blocks(learner: MetaLearner) -> dict[str, list[nn.Parameter]]:
             learner.tied_mean[n.replace(".", "/")] if n in learner.layout.rows else parameters[n]
             for n in learner.roles.adapted
         ],
-        "rho": list(learner.log_var.values()),
+        **{
+            {"log_var": "rho"}.get(name, name): list(group.values())
+            for name, group in learner.named_children()
+            if isinstance(group, nn.ParameterDict) and name not in ("tied_mean", "log_lr")
+        },
         "shared": [parameters[n] for n in learner.roles.shared],
         "likelihood": list(learner.likelihood.parameters()),
+        "beta": [] if learner.log_beta is None else [learner.log_beta],
     }
     return {name: ps for name, ps in found.items() if ps}
 

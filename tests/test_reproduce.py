@@ -153,7 +153,7 @@ def test_figure_1_on_the_documented_set_up():
     solvers = {
         "exact": Dense(),
         "plain": ConjugateGradient(2, precondition=False),
-        "warm": ConjugateGradient(2, precondition=False, start="diagonal"),
+        "warm": ConjugateGradient(2, precondition=False, start="preconditioned"),
     }
     tasks = [
         errors_of_a_task(

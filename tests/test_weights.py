@@ -56,7 +56,7 @@ def test_precision_is_the_penaltys_hessian(n, seed_):
         h = torch.autograd.functional.hessian(
             lambda p, b=belief, q=prior: b.penalty(p, q).sum(), v
         ).reshape(size, size)
-        assert torch.allclose(h, torch.diag(belief.precision(v, prior)[0]), atol=1e-10)
+        assert torch.allclose(h, torch.diag(belief.precision(v, prior).diagonal[0]), atol=1e-10)
 
 
 def test_point_density_is_an_isotropic_gaussian():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         report,
         solve,
         tasks,
+        testing,
         training,
         weights,
     )
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
     from ibaml.tasks import TaskBatch
     from ibaml.training.start import load
-    from ibaml.weights import DiagonalGaussian, Point
+    from ibaml.weights import Belief, DiagonalGaussian, LowRankGaussian, Point
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -64,7 +65,7 @@ else:
             "solve": ("Adam", "GradientDescent", "NaturalDescent", "NewtonCG"),
             "tasks": ("TaskBatch",),
             "training.start": ("load",),
-            "weights": ("DiagonalGaussian", "Point"),
+            "weights": ("Belief", "DiagonalGaussian", "LowRankGaussian", "Point"),
         },
         modules=(
             "energy",
@@ -77,6 +78,7 @@ else:
             "report",
             "solve",
             "tasks",
+            "testing",
             "training",
             "weights",
         ),
@@ -85,6 +87,7 @@ else:
 __all__ = [
     "Abml",
     "Adam",
+    "Belief",
     "Categorical",
     "ConjugateGradient",
     "Curvature",
@@ -96,6 +99,7 @@ __all__ = [
     "GradientDescent",
     "Implicit",
     "Likelihood",
+    "LowRankGaussian",
     "MetaLearner",
     "NaturalDescent",
     "Neumann",
@@ -125,6 +129,7 @@ __all__ = [
     "report",
     "solve",
     "tasks",
+    "testing",
     "training",
     "weights",
 ]

@@ -36,7 +36,7 @@ _LARGEST = 16 << 30  # bytes; a larger file is refused unread
 _CHOICES: dict[str, type] = {
     one.__name__: one
     for one in (
-        weights.Point, weights.DiagonalGaussian,
+        weights.Point, weights.DiagonalGaussian, weights.LowRankGaussian,
         solve.GradientDescent, solve.NaturalDescent, solve.Adam, solve.NewtonCG,
         gradient.Unrolled, gradient.FirstOrder, gradient.Reptile, gradient.Implicit,
         curvature.Curvature, linalg.ConjugateGradient, linalg.Dense, linalg.Neumann,
@@ -87,6 +87,7 @@ def _described(learner: MetaLearner) -> dict[str, Any]:
         "samples": learner.samples,
         "noise": learner.noise,
         "beta": learner.beta,
+        "learn_beta": learner.log_beta is not None,
         "inputs": None if learner.inputs is None else learner.inputs.described(),
     }
 
@@ -125,6 +126,7 @@ def _learner(
             samples=facts["samples"],
             noise=facts["noise"],
             beta=facts["beta"],
+            learn_beta=facts.get("learn_beta", False),
         )
         learner.inputs = None if facts["inputs"] is None else Inputs.read(facts["inputs"])
         learner.load_state_dict(dict(tensors))
@@ -168,6 +170,8 @@ def _chosen(path: Path, name: str, content: Any) -> Any:
     kind = _CHOICES.get(str(content.get("class")))
     if kind is None:
         raise ArtefactError(f"{path}: {name} is of an unknown class, {content.get('class')!r}")
+    if name == "belief":  # early files name what follows from the class
+        content = {k: v for k, v in content.items() if k not in ("blocks", "stochastic")}
     known = {f.name: f for f in fields(kind) if f.init}
     given = {k: _chosen(path, name, v) for k, v in content.items() if k != "class"}
     odd = [k for k in given if k not in known]
@@ -264,10 +268,10 @@ def load_posterior(
         y = y.to(like.dtype) if facts["floating"] else y.long()
         if facts["examples"] and "posterior/x" not in tensors:
             raise ArtefactError(f"{path} lacks the examples its predictions need")
-        noise = like.new_zeros(1, 1, layout.size if learner.belief.stochastic else 0)
+        noise = like.new_zeros(1, 1, learner.belief.noise_size(layout.size))
         with torch.no_grad():
             energy = learner.energy(x, y, noise, layout, plan)
-        if v.shape != (1, layout.size * len(learner.belief.blocks)):
+        if v.shape != (1, learner.belief.dim(layout.size)):
             raise ValueError(f"the posterior has shape {tuple(v.shape)}")
         task = Posteriors(
             energy, v, plan, int(facts["seed"]), keys, learner.noise, learner.watched(), None,

@@ -16,7 +16,7 @@ from ibaml.execution import Execution, Precision
 from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
 from ibaml.objectives import Abml, Objective, TowardsSolution
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver
-from ibaml.weights import Belief, DiagonalGaussian, Roles, head_module
+from ibaml.weights import Belief, Roles, head_module
 from ibaml.words import EXECUTIONS, PRECISIONS
 
 _LOG_VAR_LIMIT = 80.0  # exp(±88) leaves float32
@@ -32,6 +32,7 @@ def check_options(
     noise: str,
     beta: float,
     init_log_var: float,
+    learn_beta: bool = False,
 ) -> None:
     """Refuse what is no choice, and choices that cannot work together."""
     check_part("belief", belief)
@@ -51,7 +52,7 @@ def check_options(
                 "does not depend on the prior and the meta-gradient is exactly zero. Use lam > 0 "
                 "(imaml), a Gaussian belief (ibaml), or the unrolled rule (maml)"
             )
-        if gradient.curvature.kind == "lemma" and not isinstance(belief, DiagonalGaussian):
+        if gradient.curvature.kind == "lemma" and not belief.is_diagonal_gaussian:
             raise ValueError('curvature "lemma" is written for the diagonal Gaussian: use "energy"')
     if learned and not isinstance(gradient, Unrolled):
         raise ValueError(
@@ -59,6 +60,14 @@ def check_options(
             "solution does not depend on how it was found): use learn_lr=False or gradient="
             "Unrolled()"
         )
+    if learn_beta:
+        if belief.weight(1.0, 1) == belief.weight(2.0, 1):
+            raise ValueError(f"learn_beta: the energy of {belief} does not depend on beta")
+        if not isinstance(gradient, Implicit | Unrolled):
+            raise ValueError(
+                f"learn_beta: beta has gradient zero under {type(gradient).__name__}, which takes "
+                "no derivative of the energy: use the implicit or the unrolled rule"
+            )
     if isinstance(gradient, Reptile):
         if solver.steps == 0:
             raise ValueError("Reptile with steps=0 has no direction: the solution is the start")
@@ -79,10 +88,12 @@ def check_options(
             f"{type(solver).__name__} cannot be unrolled: use GradientDescent, NaturalDescent or "
             "Adam, or the implicit rule"
         )
-    if isinstance(solver, NaturalDescent) and not isinstance(belief, DiagonalGaussian):
-        raise ValueError("NaturalDescent moves log-variances: it needs a Gaussian belief")
-    if isinstance(objective, Abml) and not isinstance(belief, DiagonalGaussian):
-        raise ValueError("ABML's objective needs a Gaussian belief (its hyper-prior is over 1/d)")
+    if isinstance(solver, NaturalDescent) and not belief.is_diagonal_gaussian:
+        raise ValueError("NaturalDescent moves log-variances: it needs a diagonal Gaussian belief")
+    if isinstance(objective, Abml) and not belief.is_diagonal_gaussian:
+        raise ValueError(
+            "ABML's objective needs a diagonal Gaussian belief (its hyper-prior is over 1/d)"
+        )
 
 
 def check_running(
@@ -184,14 +195,15 @@ def _warn_if_stiff(solver: Solver, energy: TaskEnergy) -> None:
     """Plain descent diverges where lr·κ·exp(−ρ) > 2: say so before it does."""
     if not isinstance(solver, GradientDescent | NaturalDescent) or solver.steps < 2:
         return
-    if isinstance(solver.lr, Mapping) or "log_var" not in energy.belief.blocks:
+    if isinstance(solver.lr, Mapping) or not energy.belief.is_diagonal_gaussian:
         return
     lowest = float(energy.meta.prior[1].min())
-    stiffness = solver.lr * energy.kappa * math.exp(-lowest)
+    kappa = float(energy.kappa)
+    stiffness = solver.lr * kappa * math.exp(-lowest)
     if stiffness > 2:
         warnings.warn(
             f"adaptation will diverge: lr·κ·exp(−ρ) = {stiffness:.3g} exceeds 2 (lr = "
-            f"{solver.lr:g}, κ = β/N = {energy.kappa:.3g}, smallest prior log-variance "
+            f"{solver.lr:g}, κ = β/N = {kappa:.3g}, smallest prior log-variance "
             f"{lowest:.3g}); lower lr or beta, or raise init_log_var",
             RuntimeWarning,
             stacklevel=5,

@@ -1,7 +1,7 @@
 """Which H the implicit rule inverts, and the mixed derivative G that goes with it.
 
-All three are  H = C + (1 + μ)·P  with C a curvature of the loss, P the diagonal Hessian of the
-prior's penalty and μ the damping:
+All three are  H = C + (1 + μ)·P  with C a curvature of the loss, P the Hessian of the prior's
+penalty and μ the damping:
 
     energy   C the Hessian of the loss: H is the Hessian of E, nothing substituted
     ggn      C the generalised Gauss–Newton matrix JᵀΛJ, positive semi-definite for a convex loss
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ibaml.arguments import check_number, check_word
 from ibaml.energy import Energy, TaskEnergy, detached
-from ibaml.weights import DiagonalGaussian
+from ibaml.weights import DiagonalPrecision, Precision, Preconditioner
 from ibaml.words import CURVATURES, CurvatureKind
 
 Kind = CurvatureKind
@@ -38,7 +38,7 @@ class Curvature:
         damping: μ ≥ 0, relative to the prior's precision P. It enters both factors of the prior's
             gradient, so that μ → ∞ is the first-order rule in the mean. For an energy without a
             prior (`implicit_solve`) it is absolute: H + μI.
-        block: ``"mean"`` lets C act on the means alone; the log-variance block of H is then P's.
+        block: ``"mean"`` lets C act on the means alone; the rest of H is then P's.
     """
 
     kind: Kind = "ggn"
@@ -50,22 +50,29 @@ class Curvature:
         check_number("damping", self.damping, least=0)
         check_word("block", self.block, BLOCKS)
 
-    def at(self, energy: Energy, v: Tensor, wanted: Sequence[int] = ()) -> Linearisation:
-        """Linearise ∇E at v.
+    def at(self, energy: Energy, v: Tensor, wanted: Sequence[int] = ()) -> Linearization:
+        """Linearize ∇E at v.
 
         Args:
-            wanted: positions in ``energy.theta`` that `Linearisation.pull_back` will be asked for.
+            wanted: positions in ``energy.theta`` that `Linearization.pull_back` will be asked for.
         """
         return {"energy": _Hessian, "ggn": _GaussNewton, "lemma": _Lemma}[self.kind](
             self, energy, v, wanted
         )
 
 
-class Linearisation(Protocol):
-    """H at a point: products, a diagonal to precondition with, and the way back to θ."""
+class Linearization(Protocol):
+    """H at a point: products, a preconditioner, and the way back to θ."""
 
-    diagonal: Tensor | None
-    loss_gradient: Tensor  # (T, dim), in the coordinates (m, ρ)
+    loss_gradient: Tensor  # (T, dim), in the coordinates of v
+
+    @property
+    def diagonal(self) -> Tensor | None:
+        """The prior's part of H where that is diagonal."""
+
+    @property
+    def precondition(self) -> Preconditioner | None:
+        """The inverse of the prior's part of H, or something near it."""
 
     def product(self, p: Tensor) -> Tensor:
         """H p, per task."""
@@ -100,13 +107,12 @@ class _Hessian:
         with torch.enable_grad():
             self.v = v.detach().clone().requires_grad_()
             self._build()
-        precision = energy.precision(v.detach())
-        self.prior_precision = None if precision is None else precision.detach()
-        self._set_diagonal()
+        precision = self._precision(v.detach())
+        self.damped = None if precision is None else precision.times(1 + choice.damping)
         self.mask: Tensor | None = None
         if choice.block == "mean" and isinstance(energy, TaskEnergy):
             self.mask = torch.zeros_like(v[:1])
-            self.mask[:, : energy.layout.size] = 1
+            energy.part(self.mask, "mean").fill_(1)
 
     def _build(self) -> None:
         self._differentiate(self.energy.loss(self.v))
@@ -115,12 +121,16 @@ class _Hessian:
         (self.gradient,) = torch.autograd.grad(loss.sum(), self.v, create_graph=True)
         self.loss_gradient = self.gradient.detach()
 
-    def _set_diagonal(self) -> None:
-        self.diagonal = (
-            None
-            if self.prior_precision is None
-            else (1 + self.choice.damping) * self.prior_precision
-        )
+    def _precision(self, v: Tensor) -> Precision | None:
+        return self.energy.precision(v)
+
+    @property
+    def diagonal(self) -> Tensor | None:
+        return None if self.damped is None else self.damped.diagonal
+
+    @property
+    def precondition(self) -> Preconditioner | None:
+        return None if self.damped is None else self.damped.precondition
 
     def curvature(self, p: Tensor) -> Tensor:
         return vector_product(self.gradient, self.v, p)
@@ -130,25 +140,29 @@ class _Hessian:
             c = self.curvature(p * self.mask) * self.mask
         else:
             c = self.curvature(p)
-        return c + (self.choice.damping if self.diagonal is None else self.diagonal) * p
+        return c + (self.choice.damping * p if self.damped is None else self.damped.product(p))
 
     def enter(self, b: Tensor) -> Tensor:
         return b
 
     def pull_back(self, u: Tensor) -> list[Tensor | None]:
-        closed = self._prior_gradient(u)
-        leaves = [self.leaves[i] for i in self.wanted if i not in closed]
-        found: list[Tensor | None] = [None] * len(leaves)
-        if leaves and self.gradient.requires_grad:
-            found = list(
-                torch.autograd.grad(self.gradient, leaves, -u, retain_graph=True, allow_unused=True)
+        """The loss's part by the graph of its gradient, the penalty's as the energy gives it."""
+        open_ = [i for i in self.wanted if i not in self.energy.penalized]
+        found: dict[int, Tensor | None] = {}
+        if open_ and self.gradient.requires_grad:
+            leaves = [self.leaves[i] for i in open_]
+            products = torch.autograd.grad(
+                self.gradient, leaves, -u, retain_graph=True, allow_unused=True
             )
-        rest = iter(found)
+            found = dict(zip(open_, products, strict=True))
         scale = 1 + self.choice.damping
-        return [scale * closed[i] if i in closed else next(rest) for i in self.wanted]
+        for i, g in self._penalty_gradient(u).items():
+            loss_part = found.get(i)
+            found[i] = scale * g if loss_part is None else loss_part + scale * g
+        return [found.get(i) for i in self.wanted]
 
-    def _prior_gradient(self, u: Tensor) -> dict[int, Tensor]:
-        return self.energy.prior_gradient(self.v.detach(), u)
+    def _penalty_gradient(self, u: Tensor) -> dict[int, Tensor]:
+        return self.energy.penalty_gradient(self.v.detach(), u, self.wanted)
 
 
 class _GaussNewton(_Hessian):
@@ -162,7 +176,7 @@ class _GaussNewton(_Hessian):
             )
         outputs = self.energy.outputs(self.v)
         self.outputs = outputs
-        if set(self.wanted) - self.energy.closed:
+        if set(self.wanted) - self.energy.penalized:
             # the mixed derivative is exact, so it needs the gradient's own graph
             self._differentiate(self.energy.output_loss(outputs))
         # Jᵀw is linear in w, so its derivative in w is the product J p
@@ -189,7 +203,7 @@ class _Lemma(_Hessian):
 
     def _build(self) -> None:
         energy = self.energy
-        if not (isinstance(energy, TaskEnergy) and isinstance(energy.belief, DiagonalGaussian)):
+        if not (isinstance(energy, TaskEnergy) and energy.belief.is_diagonal_gaussian):
             raise ValueError(
                 'curvature "lemma" is written for the diagonal Gaussian belief; use "energy"'
             )
@@ -201,23 +215,26 @@ class _Lemma(_Hessian):
         grad_m, grad_d = self.loss_gradient.chunk(2, -1)
         self.mean_gradient, self.var_gradient = grad_m, grad_d
         self.loss_gradient = torch.cat([grad_m, grad_d * rho.exp()], -1)
-        self.kappa = energy.kappa
+        self.kappa = detached(energy).kappa
 
-    def _set_diagonal(self) -> None:
+    def _precision(self, v: Tensor) -> Precision:
         prior = cast(TaskEnergy, self.energy).meta.prior
         tau = (-prior[1].detach()).exp().expand_as(self.log_var)
         solved = tau + 2 * self.var_gradient / self.kappa  # 1/d_t at a stationary point
-        p = self.kappa * torch.cat([tau, solved.square() / 2], -1)
-        self.diagonal = (1 + self.choice.damping) * p
+        return DiagonalPrecision(self.kappa * torch.cat([tau, solved.square() / 2], -1))
 
     def enter(self, b: Tensor) -> Tensor:
         b_m, b_rho = b.chunk(2, -1)
         return torch.cat([b_m, b_rho * (-self.log_var).exp()], -1)
 
-    def _prior_gradient(self, u: Tensor) -> dict[int, Tensor]:
-        rho = cast(TaskEnergy, self.energy).meta.prior[1].detach()
+    def _penalty_gradient(self, u: Tensor) -> dict[int, Tensor]:
+        energy = cast(TaskEnergy, self.energy)
+        rho = energy.meta.prior[1].detach()
         u_m, u_d = u.chunk(2, -1)
         tau = (-rho).exp()
         g_m = self.kappa * tau * u_m
         g_rho = -self.mean_gradient * u_m + self.kappa * tau * u_d / 2  # g_ρ = d·g_d
-        return {0: g_m.sum(0), 1: g_rho.sum(0)}
+        # what is neither m nor ρ (a learned β) has nothing substituted: back in (m, ρ)
+        v = torch.cat([self.v.detach().chunk(2, -1)[0], self.log_var], -1)
+        rest = [i for i in self.wanted if i > 1]
+        return {0: g_m.sum(0), 1: g_rho.sum(0)} | energy.penalty_gradient(v, self.enter(u), rest)

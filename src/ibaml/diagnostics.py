@@ -3,6 +3,7 @@ writing it down does not."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -25,7 +26,7 @@ class Diagnostics:
     """
 
     step: MetaStep
-    blocks: tuple[str, ...]
+    blocks: Mapping[str, slice]  # where each block of a solution lies
     keys: tuple[int, ...]
 
     def as_it_is_now(self) -> Diagnostics:
@@ -64,8 +65,7 @@ class Diagnostics:
         gradient = self._solution.gradient
         if gradient is None:
             return None
-        parts = gradient.chunk(len(self.blocks), -1)
-        return {name: g.norm(dim=-1) for name, g in zip(self.blocks, parts, strict=True)}
+        return {name: gradient[:, where].norm(dim=-1) for name, where in self.blocks.items()}
 
     @property
     def steps(self) -> Tensor:

@@ -114,13 +114,15 @@ class BayesOptions(Options, total=False):
         samples: S, Monte-Carlo samples of the energy.
         noise: ``"independent"`` or ``"antithetic"`` pairs.
         beta: β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.
+        learn_beta: meta-learn log β too (not under the first-order rule).
         init_log_var: ρ at the start.
-        belief: what is believed about the adapted weights; a diagonal Gaussian unless given.
+        belief: what is believed about the adapted weights; a `DiagonalGaussian` unless given.
     """
 
     samples: int
     noise: NoiseKind
     beta: float
+    learn_beta: bool
     init_log_var: float
     belief: Belief
 
@@ -204,9 +206,9 @@ def _make(
         given=_what_matters(options),
     )
     options["solver"] = _solver(options, values)
+    belief = options.pop("belief", belief)
     if belief is None:
         belief = Point(lam=options.pop("lam", values["lam"]))
-    belief = options.pop("belief", belief)
     implicit = _implicit(options, values) if gradient is None else None
     chosen = options.pop("gradient", None)
     options["gradient"] = chosen or implicit or gradient

@@ -111,7 +111,7 @@ class Abml(_Sampled):
         )
         kappa = support.kappa  # β/N: a tempered posterior is judged by its tempered bound
         if self.kl_examples == "all":
-            kappa *= support.x.shape[1] / both.x.shape[1]
+            kappa = kappa * support.x.shape[1] / both.x.shape[1]
         kl = query.belief.penalty(v, query.meta.prior)
         return both.loss(v) + kappa * kl - self.log_hyper_prior(query) / self.tasks
 

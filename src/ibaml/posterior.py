@@ -94,19 +94,13 @@ class Posteriors:
     @property
     def mean(self) -> dict[str, Tensor]:
         """Posterior means of the adapted weights by name, (T, *shape)."""
-        return self._energy.layout.split(self._blocks["mean"])
+        return self._energy.layout.split(self._energy.part(self._v, "mean"))
 
     @property
     def log_var(self) -> dict[str, Tensor]:
         """Posterior log-variances of the adapted weights by name (none for a point)."""
-        if "log_var" not in self._blocks:
-            return {}
-        return self._energy.layout.split(self._blocks["log_var"])
-
-    @property
-    def _blocks(self) -> dict[str, Tensor]:
-        names = self._energy.belief.blocks
-        return dict(zip(names, self._v.chunk(len(names), -1), strict=True))
+        log_var = self._energy.belief.log_var(self._v)
+        return {} if log_var is None else self._energy.layout.split(log_var)
 
     @torch.no_grad()
     def sample(
@@ -208,7 +202,7 @@ class Posteriors:
             self._keys,
             Stream.PREDICT,
             samples,
-            energy.layout.size,
+            energy.belief.noise_size(energy.layout.size),
             self._noise,
             device=self._v.device,
             dtype=self._v.dtype,

@@ -125,7 +125,7 @@ def _is_smooth(energy: TaskEnergy, at: Tensor, u: Tensor) -> bool:
 
 def _prior_product(energy: TaskEnergy, v: Tensor, u: Tensor) -> Tensor:
     precision = energy.precision(v)
-    return torch.zeros_like(u) if precision is None else precision * u
+    return torch.zeros_like(u) if precision is None else precision.product(u)
 
 
 def _gauss_newton_quotient(energy: TaskEnergy, v: Tensor, u: Tensor, step: float) -> Tensor:

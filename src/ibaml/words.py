@@ -14,7 +14,7 @@ IMPLICIT = ("ibaml", "imaml")
 UNROLLED = ("abml", "maml")
 # which methods read an option; the rest is read by all
 READ_BY: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("samples", "noise", "beta", "init_log_var", "belief"), GAUSSIAN),
+    **dict.fromkeys(("samples", "noise", "beta", "learn_beta", "init_log_var", "belief"), GAUSSIAN),
     **dict.fromkeys(("cg_steps", "curvature", "damping"), IMPLICIT),
     "block": ("ibaml",),
     "lam": ("imaml",),

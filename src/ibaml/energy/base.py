@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from ibaml.weights import Slot
+from ibaml.weights import Precision, Slot
 
 EnergyT = TypeVar("EnergyT", bound="Energy")
 
@@ -34,15 +35,18 @@ class Energy(Protocol):
     def loss(self, v: Tensor) -> Tensor:
         """The part of the energy whose curvature is taken by products."""
 
-    def precision(self, v: Tensor) -> Tensor | None:
-        """P, the diagonal Hessian of the rest of the energy; None where there is no rest."""
+    def penalty(self, v: Tensor) -> Tensor:
+        """The rest of the energy."""
+
+    def precision(self, v: Tensor) -> Precision | None:
+        """P, the Hessian of the penalty, as an operator; None where there is no penalty."""
 
     @property
-    def closed(self) -> frozenset[int]:
-        """Positions in ``theta`` that enter the rest alone, where the closed form is all of it."""
+    def penalized(self) -> frozenset[int]:
+        """Positions in ``theta`` of what enters the penalty alone."""
 
-    def prior_gradient(self, v: Tensor, u: Tensor) -> dict[int, Tensor]:
-        """The rest's −(∂²/∂v∂θ)ᵀu in closed form, by position in ``theta``."""
+    def penalty_gradient(self, v: Tensor, u: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:
+        """−(∂²penalty/∂v∂θ)ᵀu of the wanted positions that the penalty depends on."""
 
 
 def detached(energy: EnergyT) -> EnergyT:

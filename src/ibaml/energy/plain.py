@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ibaml.weights import Slot
+from ibaml.weights import Precision, Slot
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _plain(key: Any) -> Any:
 
 @dataclass(frozen=True)
 class PlainEnergy:
-    """``function(v, params)`` with all of it in the loss: no prior, no closed form."""
+    """``function(v, params)`` with all of it in the loss and no penalty."""
 
     function: Callable[[Any, Any], Tensor]
     structure: Structure
@@ -100,12 +100,15 @@ class PlainEnergy:
     def loss(self, v: Tensor) -> Tensor:
         return self(v)
 
-    def precision(self, v: Tensor) -> Tensor | None:
+    def penalty(self, v: Tensor) -> Tensor:
+        return v.new_zeros(v.shape[0])
+
+    def precision(self, v: Tensor) -> Precision | None:
         return None
 
     @property
-    def closed(self) -> frozenset[int]:
+    def penalized(self) -> frozenset[int]:
         return frozenset()
 
-    def prior_gradient(self, v: Tensor, u: Tensor) -> dict[int, Tensor]:
+    def penalty_gradient(self, v: Tensor, u: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:
         return {}

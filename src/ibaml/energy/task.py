@@ -7,7 +7,7 @@ with weights w_s drawn from v by fixed noise, so that E is one deterministic fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,27 +17,32 @@ from torch.func import functional_call
 
 from ibaml.energy.likelihood import Likelihood
 from ibaml.execution import Runner, held
-from ibaml.weights import Belief, Layout, Prior, Slot
+from ibaml.weights import Belief, Layout, Precision, Prior, Slot
 
 
 @dataclass(frozen=True)
 class Theta:
-    """Everything meta-learned that the energy depends on, and what only predictions read."""
+    """Everything meta-learned that the energy depends on, and what only predictions read.
+    ``log_beta`` is log β where it is learned."""
 
     prior: Prior
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     likelihood: Mapping[str, Tensor] = field(default_factory=dict)
+    log_beta: Tensor | None = None
     outside: Mapping[str, Tensor] = field(default_factory=dict)  # of predictions, not of the energy
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.prior, *self.shared.values(), *self.likelihood.values())
+        beta = () if self.log_beta is None else (self.log_beta,)
+        return (*self.prior, *self.shared.values(), *self.likelihood.values(), *beta)
 
     def replace(self, tensors: tuple[Tensor, ...]) -> Theta:
+        last = len(tensors) - (self.log_beta is not None)
         n, k = len(self.prior), len(self.shared)
         return Theta(
             prior=tensors[:n],
             shared=dict(zip(self.shared, tensors[n : n + k], strict=True)),
-            likelihood=dict(zip(self.likelihood, tensors[n + k :], strict=True)),
+            likelihood=dict(zip(self.likelihood, tensors[n + k : last], strict=True)),
+            log_beta=None if self.log_beta is None else tensors[last],
             outside=self.outside,
         )
 
@@ -47,8 +52,8 @@ class TaskEnergy:
     """The energy of T tasks, v of shape (T, dim).
 
     Attributes:
-        kappa: κ, the weight of the penalty.
-        noise: standard normal (T, S, n).
+        weight: of the penalty, κ; κ/β where log β is learned.
+        noise: standard normal (T, S, what the belief takes for a sample).
         constants: frozen weights and buffers, batch norm's among them.
         redraw: noise for a step of its own, for solvers that ask for it.
         predicts: whether outputs are read as predictions are (by the meta-loss).
@@ -64,7 +69,7 @@ class TaskEnergy:
     x: Tensor
     y: Tensor
     noise: Tensor
-    kappa: float
+    weight: float | Tensor
     redraw: Callable[[int], Tensor] | None = None
     predicts: bool = False
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -75,11 +80,22 @@ class TaskEnergy:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return self.layout.slots(self.belief.blocks)
+        return self.layout.slots(self.belief.blocks(self.layout.size))
 
     @property
-    def closed(self) -> frozenset[int]:
-        return frozenset(range(len(self.meta.prior)))
+    def kappa(self) -> float | Tensor:
+        """κ, the weight of the penalty: β / N for most beliefs."""
+        log_beta = self.meta.log_beta
+        return self.weight if log_beta is None else self.weight * log_beta.exp()
+
+    @property
+    def penalized(self) -> frozenset[int]:
+        beta = () if self.meta.log_beta is None else (len(self.theta) - 1,)
+        return frozenset((*range(len(self.meta.prior)), *beta))
+
+    def part(self, v: Tensor, block: str) -> Tensor:
+        """One block of v (or of anything shaped as v)."""
+        return v[..., self.belief.slices(self.layout.size)[block]]
 
     def bind(self, theta: tuple[Tensor, ...]) -> TaskEnergy:
         return replace(self, meta=self.meta.replace(theta))
@@ -138,11 +154,26 @@ class TaskEnergy:
             return v.new_zeros(v.shape[0])
         return self.kappa * self.belief.penalty(v, self.meta.prior)
 
-    def precision(self, v: Tensor) -> Tensor | None:
+    def precision(self, v: Tensor) -> Precision | None:
         if not self.belief.has_prior:
             return None
-        return self.kappa * self.belief.precision(v, self.meta.prior)
+        kappa = self.kappa.detach() if isinstance(self.kappa, Tensor) else self.kappa
+        return self.belief.precision(v, self.meta.prior).times(kappa)
 
-    def prior_gradient(self, v: Tensor, u: Tensor) -> dict[int, Tensor]:
-        product = self.belief.prior_product(v, self.meta.prior, u)
-        return {i: self.kappa * g for i, g in enumerate(product)}
+    def penalty_gradient(self, v: Tensor, u: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:
+        """By the belief's closed form where it has one, else by autograd."""
+        theta = tuple(t.detach() for t in self.theta)
+        still = self.bind(theta)
+        closed = self.belief.prior_product(v.detach(), still.meta.prior, u)
+        found = {i: still.kappa * g for i, g in enumerate(closed or ()) if i in wanted}
+        rest = [i for i in wanted if i in self.penalized and i not in found]
+        if rest and self.belief.has_prior:
+            with torch.enable_grad():
+                point = v.detach().requires_grad_()
+                leaves = {i: theta[i].clone().requires_grad_() for i in rest}
+                bound = tuple(leaves.get(i, t) for i, t in enumerate(theta))
+                penalty = self.bind(bound).penalty(point).sum()
+                (slope,) = torch.autograd.grad(penalty, point, create_graph=True)
+            products = torch.autograd.grad(slope, list(leaves.values()), -u, allow_unused=True)
+            found |= {i: g for i, g in zip(rest, products, strict=True) if g is not None}
+        return found

@@ -56,7 +56,7 @@ class Implicit:
         if isinstance(solver, ConjugateGradient) and solver.steps == 0 and solver.start == "zero":
             raise ValueError(
                 "no CG steps from a start of zero give a gradient of exactly zero: use cg_steps of "
-                '1 or more, or ConjugateGradient(steps=0, start="diagonal")'
+                '1 or more, or ConjugateGradient(steps=0, start="preconditioned")'
             )
 
     def __call__(
@@ -80,7 +80,7 @@ class Implicit:
     ) -> list[Tensor | None]:
         """The gradients of the wanted tensors of θ from the gradient b at the solution v."""
         h = self.curvature.at(energy, v, wanted)
-        solution = self.linear_solver(h.product, h.enter(b), h.diagonal)
+        solution = self.linear_solver(h.product, h.enter(b), h.precondition)
         record.linear = solution
         if self.warn:
             _report_linear(solution)

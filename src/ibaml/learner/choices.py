@@ -45,6 +45,8 @@ def replaced(learner: MetaLearner, choices: Mapping[str, Any]) -> dict[str, Any]
             f"{unknown[0]} cannot be replaced: only {', '.join(REPLACEABLE)} can (the rest is "
             "fixed with the weights: make another learner)"
         )
+    if "beta" in choices and learner.log_beta is not None:
+        raise ValueError("beta is learned here, as log_beta: set that parameter instead")
     now = {name: choices.get(name, getattr(learner, name)) for name in REPLACEABLE}
     if isinstance(now["solver"], Descent) and now["solver"].learn_lr and not len(learner.log_lr):
         raise ValueError(
@@ -67,6 +69,7 @@ def replaced(learner: MetaLearner, choices: Mapping[str, Any]) -> dict[str, Any]
         now["noise"],
         now["beta"],
         0.0,
+        learner.log_beta is not None,
     )
     check_running(now["execution"], now["precision"], now["capture"], now["diagnose"])
     check_model(learner.model, learner.roles, now["gradient"], bool(learner.layout.rows))

@@ -66,7 +66,7 @@ class MetaLearner(LearnerState):
 
     Args:
         model: any module with one input and one output tensor.
-        belief: `Point` or `DiagonalGaussian`.
+        belief: `Point`, `DiagonalGaussian`, `LowRankGaussian`, or any `Belief`.
         solver: how a task is solved.
         gradient: how the meta-parameters learn from the solution.
         objective: the meta-loss, an object, or ``"query"`` (the default), ``"predictive"`` or
@@ -80,6 +80,7 @@ class MetaLearner(LearnerState):
         samples: Monte-Carlo samples S of the energy.
         noise: ``"independent"`` or ``"antithetic"`` pairs.
         beta: β of κ = β/N; 1 is Bayes, below 1 a tempered posterior.
+        learn_beta: meta-learn log β, from ``beta`` (not under the first-order rule).
         init_log_var: ρ at the start, a number for all weights.
         execution: ``"auto"``, ``"loop"``, ``"vmap"``, ``"fold"`` or ``"head"``.
         precision: ``"full"``, or ``"bfloat16"`` for activations and convolutions where tasks are
@@ -109,6 +110,7 @@ class MetaLearner(LearnerState):
         samples: int = 5,
         noise: NoiseKind = "independent",
         beta: float = 1.0,
+        learn_beta: bool = False,
         init_log_var: float = -6.0,
         execution: Execution = "auto",
         precision: Precision = "full",
@@ -119,14 +121,16 @@ class MetaLearner(LearnerState):
         objective = as_objective(objective)
         scored = as_likelihood(likelihood)
         check_options(
-            belief, solver, gradient, objective, scored, samples, noise, beta, init_log_var
-        )
+            belief, solver, gradient, objective, scored, samples, noise, beta, init_log_var,
+            learn_beta,
+        )  # fmt: skip
         check_running(execution, precision, capture, diagnose)
         roles = assign_roles(model, adapt, freeze)
         check_model(model, roles, gradient, tie_head)
         super().__init__(
-            model, scored, belief, roles, solver, tie_head=tie_head, init_log_var=init_log_var
-        )
+            model, scored, belief, roles, solver, tie_head=tie_head, init_log_var=init_log_var,
+            init_beta=beta if learn_beta else None,
+        )  # fmt: skip
         self.selection = adapt
         self.adapts_head = isinstance(adapt, str) and adapt == "head"
         self.inputs: Inputs | None = None  # how raw inputs are prepared, where that is known
@@ -213,15 +217,14 @@ class MetaLearner(LearnerState):
                 work = partial(self.meta_step, seed=seed)
                 step = SoundStep(work, list(self.parameters()), self._may_look(batch))(batch)
             kept = replace(step, loss=step.loss.detach(), passes=[], reads=Reads())
-            self._diagnostics = Diagnostics(kept, self.belief.blocks, batch.task_keys)
+            blocks = self.belief.slices(self.layout.for_classes(batch.classes or 0).size)
+            self._diagnostics = Diagnostics(kept, blocks, batch.task_keys)
             self.add_statistics(step.passes)
             return step.loss
 
     def examine(self, batch: TaskBatch) -> Runner:
-        """Check the tasks and the model on them, once for every kind of tasks: shapes and labels,
-        how weight sets run through the network, and, where gradients are wanted, the second
-        derivatives that the gradient rule takes. What is wrong is refused or said. Returns how
-        weight sets run."""
+        """Check the tasks and the model on them, once for every kind of tasks, as `Kinds.runner`
+        says. Returns how weight sets run through the network."""
         self.model.eval()
         layout = self.layout.for_classes(batch.classes or 0)
         return self._kinds.runner(
@@ -303,7 +306,7 @@ class MetaLearner(LearnerState):
             x=x,
             y=y,
             noise=noise,
-            kappa=self.belief.weight(self.beta, x.shape[1]),
+            weight=self.belief.weight(1.0 if self.log_beta is not None else self.beta, x.shape[1]),
         )
 
     # --- a new task ------------------------------------------------------------------------------
@@ -340,14 +343,8 @@ class MetaLearner(LearnerState):
             likelihood=self.likelihood,
         )
         seed = 0 if generator is None else draw_seed(generator)
-        found = self._adapt(
-            task.x[None],
-            task.y[None],
-            seed,
-            (0,),
-            len(task.classes) if task.classes else None,
-            norm_stats,
-        )
+        count = len(task.classes) if task.classes else None
+        found = self._adapt(task.x[None], task.y[None], seed, (0,), count, norm_stats)
         if found.solution is not None and bool(found.solution.diverged.any()):
             warnings.warn(
                 "adapt: the solver diverged, so the posterior is the prior; lower lr, or raise "
@@ -363,8 +360,9 @@ class MetaLearner(LearnerState):
         """The posteriors of all tasks of the batch, solved together. Task t's noise depends on
         ``seed`` and ``batch.keys[t]`` alone. A task that diverged has the prior as its posterior,
         and ``solution.diverged`` says so."""
-        x, y = batch.support_x, batch.support_y
-        return self._adapt(x, y, seed, batch.task_keys, batch.classes, norm_stats)
+        return self._adapt(
+            batch.support_x, batch.support_y, seed, batch.task_keys, batch.classes, norm_stats
+        )
 
     def _adapt(
         self,
@@ -432,7 +430,7 @@ class MetaLearner(LearnerState):
             keys,
             stream,
             samples,
-            layout.size,
+            self.belief.noise_size(layout.size),
             self.noise,
             step=step,
             device=like.device,

@@ -1,7 +1,8 @@
 """What does a learner hold, and which of it is learned?
 
 The model's own parameters are the prior means (or shared weights); beside them stand the prior's
-log-variances, the rows of a tied head's prior, and learned step sizes.
+other parameters (log-variances, say), the rows of a tied head's prior, learned step sizes and a
+learned β.
 """
 
 from __future__ import annotations
@@ -27,18 +28,13 @@ from ibaml.execution import (
     training,
 )
 from ibaml.solve import Descent, Solver, resolve_rate
-from ibaml.weights import Belief, DiagonalGaussian, Layout, Roles
-
-
-def _key(name: str) -> str:
-    """A parameter's name as a key of an `nn.ParameterDict`, where a dot, or the name of one of its
-    methods, may not stand."""
-    key = name.replace(".", "/")
-    return f"{key}/" if hasattr(nn.ParameterDict, key) else key
+from ibaml.weights import Belief, Layout, PriorParameters, Roles, parameter_key
 
 
 class LearnerState(nn.Module):
     """The tensors of a learner: moved, saved, copied and iterated over as those of any module."""
+
+    log_beta: nn.Parameter | None
 
     def __init__(
         self,
@@ -50,6 +46,7 @@ class LearnerState(nn.Module):
         *,
         tie_head: bool,
         init_log_var: float,
+        init_beta: float | None,
     ) -> None:
         super().__init__()
         self.likelihood = likelihood
@@ -64,27 +61,21 @@ class LearnerState(nn.Module):
             shapes=tuple(tuple(parameters[n].shape) for n in roles.adapted),
             rows=rows,
         )
-        # the rows of a tied prior are its own: the model's head is a placeholder for its shape
-        self.tied_mean = nn.ParameterDict(
-            {
-                _key(n): nn.Parameter(parameters[n].detach().mean(0, keepdim=True))
-                for n in roles.adapted
-                if n in rows
-            }
-        )
-        self.log_var = nn.ParameterDict()
-        if isinstance(belief, DiagonalGaussian):
-            for n in roles.adapted:
-                like = self.tied_mean[_key(n)] if n in rows else parameters[n].detach()
-                self.log_var[_key(n)] = nn.Parameter(torch.full_like(like, init_log_var))
+        self._prior = PriorParameters(belief, self.layout, parameters, init_log_var)
+        for name, group in self._prior.groups.items():
+            self.add_module(name, group)
         reference = parameters[roles.adapted[0]]
         self.log_lr = nn.ParameterDict()
         if isinstance(solver, Descent) and solver.learn_lr:
-            slots = self.layout.slots(belief.blocks)
+            slots = self.layout.slots(belief.blocks(self.layout.size))
             rate = resolve_rate(solver.lr, slots, reference.new_zeros(1, slots[-1][2]))
             for name, begin, _ in slots:
                 value = float(rate[begin]) if isinstance(rate, Tensor) else rate
-                self.log_lr[_key(name)] = nn.Parameter(reference.new_tensor(math.log(value)))
+                self.log_lr[parameter_key(name)] = nn.Parameter(
+                    reference.new_tensor(math.log(value))
+                )
+        log_beta = None if init_beta is None else reference.new_tensor(math.log(init_beta))
+        self.register_parameter("log_beta", None if log_beta is None else nn.Parameter(log_beta))
         self._not_learned = frozenset({*roles.frozen, *rows})
         # what DistributedDataParallel must not wait for
         self._ddp_params_and_buffers_to_ignore = [f"model.{n}" for n in self._not_learned]
@@ -147,19 +138,14 @@ class LearnerState(nn.Module):
         """Everything meta-learned that the energy depends on, the prior as flat vectors."""
         layout = self.layout if layout is None else layout
         parameters = self.weights()
-        means = {
-            n: self.tied_mean[_key(n)] if n in layout.rows else parameters[n] for n in layout.names
-        }
-        prior = [layout.join(means)]
-        if len(self.log_var):
-            prior.append(layout.join({n: self.log_var[_key(n)] for n in layout.names}))
         with held(self.likelihood):
             outside = self.likelihood.outside()
             inside = {n: p for n, p in self.likelihood.named_parameters() if n not in outside}
         return Theta(
-            prior=tuple(prior),
+            prior=self._prior.vectors(layout, parameters),
             shared={n: parameters[n] for n in self.roles.shared},
             likelihood=inside,
+            log_beta=self.log_beta,
             outside=outside,
         )
 
@@ -178,8 +164,8 @@ class LearnerState(nn.Module):
         if not len(self.log_lr):
             return None
         rates = [
-            self.log_lr[_key(name)].exp().expand(end - begin)
-            for name, begin, end in layout.slots(self.belief.blocks)
+            self.log_lr[parameter_key(name)].exp().expand(end - begin)
+            for name, begin, end in layout.slots(self.belief.blocks(layout.size))
         ]
         return torch.cat(rates)
 

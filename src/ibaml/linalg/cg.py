@@ -34,8 +34,8 @@ class ConjugateGradient:
         steps: at most this many products with H (the paper's L).
         tol: stop a system at ‖b − Hu‖ ≤ tol·‖b‖. ``None`` takes exactly ``steps`` steps (systems
             solved to machine precision rest) and never waits for the device.
-        precondition: use the diagonal that comes with the system, where one does.
-        start: ``"zero"``, or ``"diagonal"`` for the warm start u₀ = b / diagonal.
+        precondition: use the preconditioner that comes with the system, where one does.
+        start: ``"zero"``, or ``"preconditioned"`` for the warm start u₀ = M⁻¹b.
         refresh: recompute the true residual after this many steps, against drift.
         recorded: at most this many steps in a CUDA recording, where nobody may look at the
             residual and all steps are taken; None: ``steps``.
@@ -51,7 +51,7 @@ class ConjugateGradient:
     steps: int = 5
     tol: float | None = None
     precondition: bool = True
-    start: Literal["zero", "diagonal"] = "zero"
+    start: Literal["zero", "preconditioned"] = "zero"
     refresh: int = 50
     recorded: int | None = None
 
@@ -60,23 +60,26 @@ class ConjugateGradient:
         if self.tol is not None:
             check_number("tol", self.tol, least=0)
         check_flag("precondition", self.precondition)
-        check_word("start", self.start, ("zero", "diagonal"))
+        check_word("start", self.start, ("zero", "preconditioned"))
         check_count("refresh", self.refresh, 1)
         if self.recorded is not None:
             check_count("recorded", self.recorded, 1)
 
-    def __call__(self, matvec: MatVec, b: Tensor, diagonal: Tensor | None = None) -> LinearSolution:
+    def __call__(
+        self, matvec: MatVec, b: Tensor, precondition: MatVec | None = None
+    ) -> LinearSolution:
         eps = torch.finfo(b.dtype).eps
-        weight = diagonal if self.precondition and diagonal is not None else torch.ones_like(b)
+        solve = precondition if self.precondition and precondition is not None else _unchanged
         target = norm(b) * max(self.tol or 0.0, eps)
 
-        if self.start == "diagonal" and diagonal is not None:
-            u = b / diagonal
+        if self.start == "preconditioned" and precondition is not None:
+            u = precondition(b)
             r = b - matvec(u)
         else:
             u, r = torch.zeros_like(b), b
-        z = r / weight
+        z = solve(r)
         p, rz = z, dot(r, z)
+        mp = r  # M p, without a product with M
         largest = torch.zeros_like(rz)  # Rayleigh quotient, the scale against which zero is judged
         steps = torch.zeros_like(rz, dtype=torch.long)
         reason = torch.full_like(steps, Reason.STEPS)
@@ -93,7 +96,7 @@ class ConjugateGradient:
                 break
             q = matvec(p)
             curvature = dot(p, q)
-            rayleigh = curvature / dot(p, p * weight)
+            rayleigh = curvature / dot(p, mp)
             largest = torch.maximum(largest, torch.where(active, rayleigh, largest))
             flat = rayleigh.abs() <= 10 * eps * largest
             reason = torch.where(active & (curvature < 0), Reason.NEGATIVE_CURVATURE, reason)
@@ -107,9 +110,10 @@ class ConjugateGradient:
                 r = torch.where(active, b - matvec(u), r)
             else:
                 r = torch.where(active, r - alpha * q, r)
-            z = r / weight
+            z = solve(r)
             rz_next = dot(r, z)
             p = torch.where(active, z + (rz_next / rz) * p, p)
+            mp = torch.where(active, r + (rz_next / rz) * mp, mp)
             rz = torch.where(active, rz_next, rz)
             steps = steps + active
             reason = torch.where(active & (norm(r) <= target), Reason.CONVERGED, reason)
@@ -120,3 +124,7 @@ class ConjugateGradient:
             residual=relative_residual(r, b),
             reason=per_system(reason),
         )
+
+
+def _unchanged(r: Tensor) -> Tensor:
+    return r

@@ -32,7 +32,9 @@ class Dense:
     tensor([5., 3.])
     """
 
-    def __call__(self, matvec: MatVec, b: Tensor, diagonal: Tensor | None = None) -> LinearSolution:
+    def __call__(
+        self, matvec: MatVec, b: Tensor, precondition: MatVec | None = None
+    ) -> LinearSolution:
         if b.dim() == 0:
             solution = self(lambda u: matvec(u[0])[None], b[None])
             return LinearSolution(

@@ -21,7 +21,8 @@ from ibaml.linalg.result import (
 
 @dataclass(frozen=True)
 class Neumann:
-    """Solve ``H u = b`` by u ← u + η·M⁻¹(b − H u), with M the diagonal that comes with the system.
+    """Solve ``H u = b`` by u ← u + η·M⁻¹(b − H u), M⁻¹ the preconditioner that comes with the
+    system.
 
     Args:
         steps: terms of the series after the first (products with H).
@@ -43,17 +44,19 @@ class Neumann:
             check_number("scale", self.scale, above=0)
         check_count("power_steps", self.power_steps, 1)
 
-    def __call__(self, matvec: MatVec, b: Tensor, diagonal: Tensor | None = None) -> LinearSolution:
-        weight = diagonal if diagonal is not None else torch.ones_like(b)
+    def __call__(
+        self, matvec: MatVec, b: Tensor, precondition: MatVec | None = None
+    ) -> LinearSolution:
+        solve = precondition or _unchanged
         eta: Tensor | float
-        eta = self.scale if self.scale is not None else 0.95 / self._largest(matvec, b, weight)
+        eta = self.scale if self.scale is not None else 0.95 / self._largest(matvec, b, solve)
         u = torch.zeros_like(b)
         r = b
         reason = torch.full_like(per_system(dot(b, b)), Reason.STEPS, dtype=torch.long)
         steps = torch.zeros_like(reason)
         limit = 1e3 * norm(b)
         for _ in range(self.steps + 1):
-            trial = u + eta * r / weight
+            trial = u + solve(eta * r)
             r_next = b - matvec(trial)
             # Growth is divergence: an eigenvalue is negative, or η too large. Keep the last good.
             sound = r_next.isfinite().all(-1) if b.dim() else r_next.isfinite()
@@ -70,13 +73,17 @@ class Neumann:
         reason = torch.where(exact & (reason == Reason.STEPS), Reason.CONVERGED, reason)
         return LinearSolution(u, steps, relative_residual(r, b), reason)
 
-    def _largest(self, matvec: MatVec, b: Tensor, weight: Tensor) -> Tensor:
+    def _largest(self, matvec: MatVec, b: Tensor, solve: MatVec) -> Tensor:
         """Largest eigenvalue of M⁻¹H by power iteration from a fixed, rough vector."""
         n = b.shape[-1] if b.dim() else 1
         rough = torch.sin(1.0 + torch.arange(n, dtype=b.dtype, device=b.device) ** 2)
         p = rough.expand_as(b) if b.dim() else rough[0]
         for _ in range(self.power_steps):
             p = p / norm(p)
-            p = matvec(p) / weight
+            p = solve(matvec(p))
         size = norm(p)
         return torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size))
+
+
+def _unchanged(r: Tensor) -> Tensor:
+    return r

@@ -54,12 +54,12 @@ class LinearSolution:
 class LinearSolver(Protocol):
     """Solve ``H u = b`` with products only.
 
-    ``diagonal`` is a positive diagonal that approximates H (for a task: the prior's precision); a
-    solver may precondition with it or start from ``b / diagonal``.
+    ``precondition`` takes r to about H⁻¹ r, by something symmetric and positive definite (for a
+    task: the inverse of the prior's precision); a solver may use it at every step, or to begin.
     """
 
     def __call__(
-        self, matvec: MatVec, b: Tensor, diagonal: Tensor | None = None
+        self, matvec: MatVec, b: Tensor, precondition: MatVec | None = None
     ) -> LinearSolution: ...
 
 

@@ -65,8 +65,10 @@ class NaturalDescent(Descent):
         step: int,
         rate: Tensor | float,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        if not isinstance(energy, TaskEnergy) or "log_var" not in energy.belief.blocks:
-            raise ValueError("NaturalDescent needs a belief with variances (ibaml or abml)")
+        if not isinstance(energy, TaskEnergy) or not energy.belief.is_diagonal_gaussian:
+            raise ValueError(
+                "NaturalDescent is written for the diagonal Gaussian belief (ibaml or abml)"
+            )
         plain = v - rate * gradient
         n = energy.layout.size
         change = 1 + (2 * self.eta / energy.kappa) * gradient[:, n:]

@@ -77,22 +77,25 @@ class NewtonCG:
 
     def _direction(self, energy: Energy, v: Tensor, gradient: Tensor) -> Tensor:
         h = self.curvature.at(energy, v)
-        p = self.linear_solver(h.product, -gradient, h.diagonal).value
+        p = self.linear_solver(h.product, -gradient, h.precondition).value
         descends = ((p * gradient).sum(-1, keepdim=True) < 0) & p.isfinite().all(-1, keepdim=True)
-        steepest = -gradient if h.diagonal is None else -gradient / h.diagonal
+        steepest = -gradient if h.precondition is None else -h.precondition(gradient)
         p = torch.where(descends, p, steepest)
-        if isinstance(energy, TaskEnergy) and "log_var" in energy.belief.blocks:
-            return self._within(energy, v, p, gradient)
-        return p
+        scales = (
+            energy.belief.log_scales(energy.layout.size) if isinstance(energy, TaskEnergy) else None
+        )
+        return p if scales is None else self._within(energy, v, p, gradient, scales)
 
     @torch.no_grad()
-    def _within(self, energy: TaskEnergy, v: Tensor, p: Tensor, gradient: Tensor) -> Tensor:
+    def _within(
+        self, energy: Energy, v: Tensor, p: Tensor, gradient: Tensor, scales: slice
+    ) -> Tensor:
         """p in the trust region, by the better of two ways: each log-variance held by itself, so
         that one that would go far does not hold the means, or all of p shortened, where the means'
         own step would go too far."""
-        size = energy.layout.size
-        means, rho = p[:, :size], p[:, size:]
-        clipped = torch.cat([means, rho.clamp(-self.radius, self.radius)], -1)
+        rho = p[:, scales]
+        held = rho.clamp(-self.radius, self.radius)
+        clipped = torch.cat([p[:, : scales.start], held, p[:, scales.stop :]], -1)
         reach = rho.abs().amax(-1, keepdim=True)
         shortened = p * (self.radius / reach.clamp(min=self.radius))
         descends = (clipped * gradient).sum(-1) < 0

@@ -73,7 +73,7 @@ def _inner(learner: MetaLearner, seen: Diagnostics, settings: Settings) -> str:
 
 def _steepest(learner: MetaLearner, gradient: Tensor | None, out: Tensor) -> str | None:
     """The weights whose ∇E is not finite, or largest, among the tasks left out."""
-    slots = learner.layout.slots(learner.belief.blocks)
+    slots = learner.layout.slots(learner.belief.blocks(learner.layout.size))
     if gradient is None or gradient.shape[-1] != slots[-1][2]:
         return None
     ill = gradient[out]

@@ -1,20 +1,30 @@
 """What is believed about the weights, and which weights there is a belief about."""
 
-from ibaml.weights.belief import Belief, Prior
+from ibaml.weights.belief import Belief, Prior, Start
 from ibaml.weights.gaussian import DiagonalGaussian
 from ibaml.weights.layout import Layout, Slot
+from ibaml.weights.low_rank import LowRankGaussian
 from ibaml.weights.point import Point
+from ibaml.weights.precision import DiagonalPrecision, Precision, Preconditioner
+from ibaml.weights.prior import PriorParameters as PriorParameters
+from ibaml.weights.prior import parameter_key as parameter_key
 from ibaml.weights.roles import Roles, Selection, assign_roles, head_module
 
+# the others are for other rooms, not public (docs/api.md)
 __all__ = [
     "Belief",
     "DiagonalGaussian",
+    "DiagonalPrecision",
     "Layout",
+    "LowRankGaussian",
     "Point",
+    "Precision",
+    "Preconditioner",
     "Prior",
     "Roles",
     "Selection",
     "Slot",
+    "Start",
     "assign_roles",
     "head_module",
 ]

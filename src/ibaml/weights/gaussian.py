@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ibaml.weights.belief import Prior
+from ibaml.weights.belief import Belief, Prior, Start
+from ibaml.weights.precision import DiagonalPrecision
 
 
 @dataclass(frozen=True)
-class DiagonalGaussian:
+class DiagonalGaussian(Belief):
     """q(w; v) = N(m_t, diag exp ρ_t) with the prior N(m, diag exp ρ); κ = β / N.
 
     KL(v ‖ θ) = ½ Σ [exp(ρ_t − ρ) + (m_t − m)² exp(−ρ) − 1 + ρ − ρ_t]
     """
 
-    blocks: tuple[str, ...] = ("mean", "log_var")
-    stochastic: bool = True
+    is_diagonal_gaussian = True
 
-    @property
-    def has_prior(self) -> bool:
-        return True
+    def blocks(self, n: int) -> dict[str, int]:
+        return {"mean": n, "log_var": n}
 
-    def weight(self, beta: float, examples: int) -> float:
-        return beta / examples
-
-    def start(self, prior: Prior, tasks: int) -> Tensor:
-        return torch.cat(prior).expand(tasks, -1)
+    def prior_parameters(
+        self, means: Mapping[str, Tensor], init_log_var: float
+    ) -> dict[str, Start]:
+        return {"log_var": {name: torch.full_like(m, init_log_var) for name, m in means.items()}}
 
     def sample(self, v: Tensor, noise: Tensor) -> Tensor:
         m, rho = v[:, None].chunk(2, -1)
@@ -43,10 +42,12 @@ class DiagonalGaussian:
         terms = torch.expm1(rho_t - rho) - (rho_t - rho) + (m_t - m).square() * (-rho).exp()
         return terms.sum(-1) / 2
 
-    def precision(self, v: Tensor, prior: Prior) -> Tensor:
-        _, rho = prior
-        rho_t = v.chunk(2, -1)[1]
-        return torch.cat([(-rho).exp().expand_as(rho_t), (rho_t - rho).exp() / 2], -1)
+    def precision(self, v: Tensor, prior: Prior) -> DiagonalPrecision:
+        rho = prior[1].detach()
+        rho_t = v.detach().chunk(2, -1)[1]
+        return DiagonalPrecision(
+            torch.cat([(-rho).exp().expand_as(rho_t), (rho_t - rho).exp() / 2], -1)
+        )
 
     def prior_product(self, v: Tensor, prior: Prior, u: Tensor) -> Prior:
         m, rho = prior
@@ -54,6 +55,12 @@ class DiagonalGaussian:
         u_m, u_rho = u.chunk(2, -1)
         pull = (-rho).exp() * u_m
         return pull.sum(0), ((m_t - m) * pull + (rho_t - rho).exp() * u_rho / 2).sum(0)
+
+    def log_var(self, v: Tensor) -> Tensor:
+        return v.chunk(2, -1)[1]
+
+    def log_scales(self, n: int) -> slice:
+        return slice(n, 2 * n)
 
     def log_density(self, weights: Tensor, v: Tensor) -> Tensor:
         m, rho = v[:, None].chunk(2, -1)

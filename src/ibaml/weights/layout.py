@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -35,11 +35,16 @@ class Layout:
         found = [s[0] for n, s in zip(self.names, self.shapes, strict=True) if n in self.rows]
         return found[0] if found else None
 
-    def slots(self, blocks: Sequence[str]) -> tuple[Slot, ...]:
-        """Where each weight lies in a vector of these blocks side by side; the weights of a block
-        other than the mean are named ``block.NAME``."""
+    def slots(self, blocks: Mapping[str, int]) -> tuple[Slot, ...]:
+        """Where each weight lies in a vector of these blocks side by side (names and sizes). The
+        weights of a block other than the mean are named ``block.NAME``; a block that has not one
+        entry for every weight is a slot of its own."""
         slots, at = [], 0
-        for block in blocks:
+        for block, total in blocks.items():
+            if total != self.size:
+                slots.append((block, at, at + total))
+                at += total
+                continue
             prefix = "" if block == "mean" else f"{block}."
             for name, size in zip(self.names, self.sizes, strict=True):
                 slots.append((prefix + name, at, at + size))

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ibaml.arguments import check_number
-from ibaml.weights.belief import Prior
+from ibaml.weights.belief import Belief, Prior, Start
+from ibaml.weights.precision import DiagonalPrecision
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Belief):
     """One weight vector a task. With ``lam`` the energy has λ/2·‖w − θ‖² (iMAML); without, the
     prior mean is only where adaptation starts (MAML)."""
 
     lam: float = 0.0
-    blocks: tuple[str, ...] = ("mean",)
-    stochastic: bool = False
 
     def __post_init__(self) -> None:
         check_number("lam", self.lam, least=0)
@@ -28,11 +28,19 @@ class Point:
     def has_prior(self) -> bool:
         return self.lam > 0
 
-    def weight(self, beta: float, examples: int) -> float:
-        return 1.0
+    def blocks(self, n: int) -> dict[str, int]:
+        return {"mean": n}
 
-    def start(self, prior: Prior, tasks: int) -> Tensor:
-        return prior[0].expand(tasks, -1)
+    def prior_parameters(
+        self, means: Mapping[str, Tensor], init_log_var: float
+    ) -> dict[str, Start]:
+        return {}
+
+    def noise_size(self, n: int) -> int:
+        return 0
+
+    def weight(self, beta: float | Tensor, examples: int) -> float:
+        return 1.0
 
     def sample(self, v: Tensor, noise: Tensor) -> Tensor:
         return v[:, None].expand(-1, noise.shape[1], -1)
@@ -40,8 +48,8 @@ class Point:
     def penalty(self, v: Tensor, prior: Prior) -> Tensor:
         return self.lam / 2 * (v - prior[0]).square().sum(-1)
 
-    def precision(self, v: Tensor, prior: Prior) -> Tensor:
-        return torch.full_like(v, self.lam)
+    def precision(self, v: Tensor, prior: Prior) -> DiagonalPrecision:
+        return DiagonalPrecision(torch.full_like(v.detach(), self.lam))
 
     def prior_product(self, v: Tensor, prior: Prior, u: Tensor) -> Prior:
         return (self.lam * u.sum(0),)

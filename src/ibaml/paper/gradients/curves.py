@@ -23,7 +23,7 @@ def linear_solvers(cg_steps: int) -> dict[str, LinearSolver]:
     return {
         "exact": Dense(),
         "plain": ConjugateGradient(cg_steps, precondition=False),
-        "warm": ConjugateGradient(cg_steps, precondition=False, start="diagonal"),
+        "warm": ConjugateGradient(cg_steps, precondition=False, start="preconditioned"),
         "preconditioned": ConjugateGradient(cg_steps),
     }
 
