@@ -97,13 +97,18 @@ def gradients(learner: MetaLearner, batch: TaskBatch) -> dict[str, Tensor]:
     }
 
 
-def finite_difference_errors(learner: MetaLearner, batch: TaskBatch, step: float = 1e-3) -> dict:
+def finite_difference_errors(
+    learner: MetaLearner,
+    batch: TaskBatch,
+    step: float = 1e-3,
+    solver: NewtonCG | None = None,
+) -> dict:
     """Relative error per block of the learner's gradient against five-point differences of its
-    re-solved loss, along the gradient and two random directions."""
+    re-solved loss, along the gradient and two random directions. ``solver`` re-solves."""
     exact = gradients(learner, batch)
     solution = learner.diagnostics.record.solution
     assert solution is not None
-    learner = learner.replace(solver=StartingAt(converged(), solution.value))
+    learner = learner.replace(solver=StartingAt(solver or converged(), solution.value))
     rng = torch.Generator().manual_seed(3)
     errors = {}
     for name, parameters in blocks(learner).items():
