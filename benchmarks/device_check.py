@@ -101,7 +101,7 @@ def check_episodes(device: str) -> None:
     data = ibaml.tasks.Dataset(
         "noise", images, labels, tuple(map(str, range(20))), {"train": tuple(range(20))}
     )
-    augment = ibaml.tasks.Augment(crop=2, colour=0.3)
+    augment = ibaml.tasks.Augment(crop=2, color=0.3)
     options = {"shots": 2, "queries": 3, "rotations": True, "augment": augment}
     a, b = (
         ibaml.tasks.Episodes(data, "train", device=d, **options).batch(range(6)).to("cpu")
@@ -139,14 +139,14 @@ def check_captured() -> None:
     after the parameters moved."""
     for model in ("mlp", "conv4 (batch norm)", "transformer"):
         for method in METHODS:
-            found = {}
+            gradients = {}
             for capture in (None, False):
                 make, shape = MODELS[model]
                 torch.manual_seed(0)
                 learner = getattr(ibaml.methods, method.split()[0])(
                     make().to("cuda", torch.float64), capture=capture, **METHODS[method]
                 )
-                found[capture] = []
+                gradients[capture] = []
                 for call in range(5):
                     tasks = batch(shape, torch.float64, call).to("cuda")
                     learner.zero_grad()
@@ -155,12 +155,12 @@ def check_captured() -> None:
                         for p in learner.parameters():
                             p -= 0.01 * p.grad
                     moved = [p.detach().reshape(-1) for p in learner.parameters()]
-                    found[capture].append(torch.cat([*moved, *_running(learner)]))
+                    gradients[capture].append(torch.cat([*moved, *_running(learner)]))
                 if capture is None:
                     way = learner.strategy
             error = max(
                 float((a - b).norm() / b.norm())
-                for a, b in zip(found[None], found[False], strict=True)
+                for a, b in zip(gradients[None], gradients[False], strict=True)
             )
             look = "" if error < 1e-9 and "captured" in way else "   <-- look"
             print(f"replayed: {model:20} {method:14} {way:30} {error:.1e}{look}", flush=True)

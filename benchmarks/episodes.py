@@ -2,7 +2,7 @@
 
     python benchmarks/episodes.py [--folder CLASS_FOLDERS_OR_ZIP]
 
-One core, both in one run, taking turns: 5-way 1-shot episodes with 15 queries of 84×84 colour
+One core, both in one run, taking turns: 5-way 1-shot episodes with 15 queries of 84×84 color
 images, float tensors ready for the network. Without a folder, JPEGs of noise-like pictures are made
 for the purpose.
 """
@@ -29,7 +29,7 @@ WAYS, SHOTS, QUERIES = 5, 1, 15
 
 
 class JpegItems(Dataset[tuple[torch.Tensor, int]]):
-    """What people write first: open, decode, convert, normalise, one image at a time."""
+    """What people write first: open, decode, convert, normalize, one image at a time."""
 
     def __init__(self, files: list[tuple[Path, int]]) -> None:
         self.files = files

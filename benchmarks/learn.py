@@ -72,9 +72,9 @@ def run_arm(name: str, given: dict[str, Any], folder: Path) -> Row:
         shutil.rmtree(path, ignore_errors=True)
         run, _ = train(settings, path)
         (path / "seconds").write_text(f"{time.monotonic() - began:.1f}")
-    found = assess(run, Protocol(tasks=TASKS))
-    inductive, transductive = found.scores.values()
-    source = found.source
+    assessment = assess(run, Protocol(tasks=TASKS))
+    inductive, transductive = assessment.scores.values()
+    source = assessment.source
     assert isinstance(source, EpisodeTasks)
     floor = nearest_centroid(source.data, "test", source.ways, source.shots, 15, TASKS)
     summary = inductive.summary()

@@ -129,7 +129,7 @@ def phases(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:
         torch.cuda.synchronize()
         return 1e3 * (time.perf_counter() - began) / repeats / len(batch)
 
-    found = {
+    seconds = {
         "noise": clock(lambda: learner.problem(batch, 0)),
         "solve": clock(lambda: learner.solver.solve(still, start, examine=False)),
     }
@@ -138,28 +138,28 @@ def phases(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:
     def forward() -> torch.Tensor:
         return detached(query).loss(v.requires_grad_()).mean()
 
-    found["query forward"] = clock(lambda: forward())
-    found["query"] = clock(lambda: torch.autograd.grad(forward(), v))
+    seconds["query forward"] = clock(lambda: forward())
+    seconds["query"] = clock(lambda: torch.autograd.grad(forward(), v))
     rule = learner.gradient
     if isinstance(rule, ibaml.Implicit):
         b = torch.randn_like(v)
-        found["linear solve"] = clock(
+        seconds["linear solve"] = clock(
             lambda: rule.pull_back(
                 still, v.detach(), b, [0, 1][: len(still.meta.prior)], ibaml.Record()
             )
         )
-    print("   ", ", ".join(f"{name} {ms:.2f}" for name, ms in found.items()), flush=True)
+    print("   ", ", ".join(f"{name} {ms:.2f}" for name, ms in seconds.items()), flush=True)
 
 
 def profile(learner: ibaml.MetaLearner, batch: TaskBatch) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as watch
 
-    with watch(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+    with watch(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
         learner(batch, torch.Generator().manual_seed(0)).backward()
         torch.cuda.synchronize()
     order = "self_device_time_total"
-    print(found.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=60))
+    print(profiler.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=60))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Every contender gets the same weights, data, noise and hyper-parameters (`conten
 is compared with the plain loop twice before it is timed: in float64 on a small case, where a
 difference above 1e-6 puts it out of the race, and in float32 on the timed case, where the relative
 difference is printed. A round runs every contender once, in rotated order. "x ours" is its median
-time over ours: above 1, ibaml is faster; the range is over the rounds. Peers normalise by the batch
+time over ours: above 1, ibaml is faster; the range is over the rounds. Peers normalize by the batch
 and keep no running statistics; ibaml keeps them.
 
 Arms: METHOD84 is Conv4-32 on 84×84×3, METHOD28 is Conv4-32 on 28×28×1 (Omniglot's shape), both
@@ -141,16 +141,16 @@ def prepare(name: str, case: Case) -> Step:
     return step
 
 
-def difference(found: Gradients, oracle: Gradients) -> float:
+def difference(gradients: Gradients, oracle: Gradients) -> float:
     """The larger of the relative differences of the means' and of the log-variances' gradients."""
-    if found.keys() != oracle.keys():
-        raise ValueError(f"no gradient for {sorted(oracle.keys() - found.keys())}")
+    if gradients.keys() != oracle.keys():
+        raise ValueError(f"no gradient for {sorted(oracle.keys() - gradients.keys())}")
 
     def block(variances: bool) -> float:
         names = [n for n in oracle if n.startswith("log_var.") == variances]
         if not names:
             return 0.0
-        a, b = (torch.cat([g[n].reshape(-1) for n in names]) for g in (found, oracle))
+        a, b = (torch.cat([g[n].reshape(-1) for n in names]) for g in (gradients, oracle))
         return float((a - b).norm() / b.norm())
 
     return max(block(False), block(True))
@@ -248,7 +248,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")  # of the peers
     machine = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{machine}, torch {torch.__version__}, {options.threads} threads", flush=True)
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
     for name, arm in ARMS.items():
         if not any(part == name if part in ARMS else part in name for part in options.only):
             continue
@@ -257,9 +257,9 @@ def main() -> None:
         results = run(arm, tasks, options.rounds, options.device)
         for result in results.values():
             print(row(result, results["ours"], tasks), flush=True)
-        found[name] = {"tasks": tasks} | {n: vars(r) for n, r in results.items()}
+        actual[name] = {"tasks": tasks} | {n: vars(r) for n, r in results.items()}
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "arms": found}, indent=1))
+        options.json.write_text(json.dumps({"machine": machine, "arms": actual}, indent=1))
 
 
 if __name__ == "__main__":

@@ -34,13 +34,13 @@ class Images:
         which = torch.stack([torch.randperm(classes, generator=rng)[:5] for _ in range(tasks)])
         some = torch.rand(tasks, 5, each, generator=rng).argsort(-1)[..., :16]
         device = self.images.device
-        found = self.images[which[..., None].to(device), some.to(device)]  # (T, 5, 16, H, W, 3)
-        found = found.movedim(-1, 3).float().div(127.5).sub(1)
+        pictures = self.images[which[..., None].to(device), some.to(device)]  # (T, 5, 16, H, W, 3)
+        pictures = pictures.movedim(-1, 3).float().div(127.5).sub(1)
         labels = torch.arange(5, device=device)
         return TaskBatch(
-            found[:, :, 0],
+            pictures[:, :, 0],
             labels.expand(tasks, -1),
-            found[:, :, 1:].flatten(1, 2),
+            pictures[:, :, 1:].flatten(1, 2),
             labels.repeat_interleave(15).expand(tasks, -1),
             range(tasks),
             validate=False,
@@ -60,12 +60,12 @@ def smooth_pictures() -> torch.Tensor:
 def trained(arm: str, device: str, episodes: Images, steps: int) -> ibaml.MetaLearner:
     """A learner after some meta-steps of 16 tasks."""
     learner = make(arm, device)
-    optimiser = torch.optim.Adam(learner.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(learner.parameters(), 1e-3)
     for step in range(steps):
         loss = learner(episodes(16, step), torch.Generator().manual_seed(step))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     if steps:
         print(f"    {steps} meta-steps of 16 tasks, loss {float(loss.detach()):.3f}", flush=True)
     return learner
@@ -96,7 +96,7 @@ def errors(arm: str, learner: ibaml.MetaLearner, batches: list[TaskBatch], exact
         "bfloat16": (single, True, {"precision": "bfloat16"}),
     }
     oracles = {"float64": double, "float32": single} if exact else {"float32": single}
-    found: dict[tuple[str, str], list[float]] = {}
+    error_lists: dict[tuple[str, str], list[float]] = {}
     for batch in batches:
         loops = {
             name: gradient(arm, state, batch, dtype, False, execution="loop")
@@ -108,10 +108,10 @@ def errors(arm: str, learner: ibaml.MetaLearner, batches: list[TaskBatch], exact
             g = gradient(arm, state, batch, dtype, tf32, **extra)
             for name, loop in loops.items():
                 far = float((g - loop).norm() / loop.norm())
-                found.setdefault((way, name), []).append(far)
+                error_lists.setdefault((way, name), []).append(far)
     print(f"    {'median (largest)':<18}" + "".join(f"{f'to {n} loop':>24}" for n in oracles))
     for way in ways:
-        cells = [found[way, n] for n in oracles if (way, n) in found]
+        cells = [error_lists[way, n] for n in oracles if (way, n) in error_lists]
         shown = (f"{statistics.median(c):.1e} ({max(c):.1e})" for c in cells)
         if cells:
             print(f"    {way:<18}" + "".join(f"{text:>24}" for text in shown), flush=True)

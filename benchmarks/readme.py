@@ -24,9 +24,9 @@ from ibaml.training import resolve, train
 
 def snippet(steps: int) -> str:
     text = (Path(__file__).parent.parent / "README.md").read_text()
-    found = re.search(r"## In Python\n\n```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    loop = found[1].split("\nnew = ")[0]  # the training of it
+    match = re.search(r"## In Python\n\n```python\n(.*?)```", text, re.DOTALL)
+    assert match is not None
+    loop = match[1].split("\nnew = ")[0]  # the training of it
     return re.sub(r"steps = \d+", f"steps = {steps}", loop)
 
 

@@ -77,11 +77,11 @@ class Row:
     problem: str = ""
 
     def __str__(self) -> str:
-        found = f"{self.axis:<10} {self.value:<14} {self.weights:>11,} weights  "
+        line = f"{self.axis:<10} {self.value:<14} {self.weights:>11,} weights  "
         if self.problem:
-            return found + self.problem
+            return line + self.problem
         speed = "" if self.tasks_per_s is None else f"{self.tasks_per_s:>9.3g} tasks/s"
-        return f"{found}{speed:<18} {self.peak_gb:8.3f} GB  {self.strategy}"
+        return f"{line}{speed:<18} {self.peak_gb:8.3f} GB  {self.strategy}"
 
 
 BASE = {
@@ -172,11 +172,11 @@ def _measured_here(row: Row, timed: bool) -> Row:
         for _ in range(_WARM if device.type == "cuda" and timed else 1):
             step()
         peak = meter.peak / 1e9
-    found = replace(row, peak_gb=peak, strategy=learner.strategy)
+    measured = replace(row, peak_gb=peak, strategy=learner.strategy)
     if not timed:
-        return found
+        return measured
     spent = statistics.median(clocked(step, device) for _ in range(place.repeats))
-    return replace(found, tasks_per_s=place.tasks / spent)
+    return replace(measured, tasks_per_s=place.tasks / spent)
 
 
 def clocked(step: Callable[[], None], device: torch.device) -> float:
@@ -202,8 +202,8 @@ def _measured_in_many(row: Row) -> Row:
     done = subprocess.run(words, capture_output=True, text=True, env=alone)
     if done.returncode:
         return replace(row, problem=f"failed: {done.stderr.strip().splitlines()[-1]}")
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    return replace(row, **found)
+    measured = json.loads(done.stdout.strip().splitlines()[-1])
+    return replace(row, **measured)
 
 
 def worker(place: Place) -> None:

@@ -40,7 +40,7 @@ class Ear:
     def validated(self, step: int, scores: dict[str, float], best: bool) -> None:
         self.nll[step] = scores["nll"]
 
-    def told(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.sentences.append(text)
 
     def ended(self) -> None: ...

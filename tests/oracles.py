@@ -70,7 +70,7 @@ class Given(StartingAt):
 def blocks(learner: MetaLearner) -> dict[str, list[nn.Parameter]]:
     """The meta-parameters by block: m, ρ, shared (and the likelihood's)."""
     parameters = dict(learner.model.named_parameters())
-    found = {
+    block_rows = {
         "m": [
             learner.tied_mean[n.replace(".", "/")] if n in learner.layout.rows else parameters[n]
             for n in learner.roles.adapted
@@ -84,7 +84,7 @@ def blocks(learner: MetaLearner) -> dict[str, list[nn.Parameter]]:
         "likelihood": list(learner.likelihood.parameters()),
         "beta": [] if learner.log_beta is None else [learner.log_beta],
     }
-    return {name: ps for name, ps in found.items() if ps}
+    return {name: ps for name, ps in block_rows.items() if ps}
 
 
 def gradients(learner: MetaLearner, batch: TaskBatch) -> dict[str, Tensor]:
@@ -171,7 +171,7 @@ def dense_gradients(learner: MetaLearner, batch: TaskBatch) -> dict[str, Tensor]
         ]
         pieces = [(live, g) for live, g in pieces if isinstance(g, Tensor)]
         for name, parameters in blocks(learner).items():
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 [live for live, _ in pieces],
                 parameters,
                 [g for _, g in pieces],
@@ -181,7 +181,7 @@ def dense_gradients(learner: MetaLearner, batch: TaskBatch) -> dict[str, Tensor]
             flat = torch.cat(
                 [
                     (torch.zeros_like(p) if g is None else g).reshape(-1)
-                    for p, g in zip(parameters, found, strict=True)
+                    for p, g in zip(parameters, gradients, strict=True)
                 ]
             )
             totals[name] = totals.get(name, 0) + flat / len(batch)

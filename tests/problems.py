@@ -74,11 +74,11 @@ def class_batch(
     query: int = 2,
     seed: int = 2,
 ) -> TaskBatch:
-    """Classes are noisy points around random centres."""
+    """Classes are noisy points around random centers."""
     rng = torch.Generator().manual_seed(seed)
-    centres = torch.randn(tasks, ways, 1, *shape, generator=rng, dtype=F64)
+    centers = torch.randn(tasks, ways, 1, *shape, generator=rng, dtype=F64)
     noise = torch.randn(tasks, ways, shots + query, *shape, generator=rng, dtype=F64)
-    x = centres + 0.5 * noise
+    x = centers + 0.5 * noise
     y = torch.arange(ways)[None, :, None].expand(tasks, ways, shots + query)
     return TaskBatch(
         x[:, :, :shots].flatten(1, 2),

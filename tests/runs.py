@@ -49,8 +49,8 @@ def features_file(path: Path, classes: int = 24, each: int = 12, nuisance: int =
     """An .npz of class clusters in four dimensions, beside dimensions that tell nothing: what a
     learner of many tasks can find out, and one of a single task cannot."""
     rng = np.random.default_rng(0)
-    centres = 2 * rng.normal(size=(classes, 1, 4))
-    told = centres + 0.4 * rng.normal(size=(classes, each, 4))
+    centers = 2 * rng.normal(size=(classes, 1, 4))
+    told = centers + 0.4 * rng.normal(size=(classes, each, 4))
     x = np.concatenate([told, 2 * rng.normal(size=(classes, each, nuisance))], -1)
     x = x.astype(np.float32).reshape(classes * each, -1)
     np.savez(path, x=x, y=np.repeat(np.arange(classes), each))
@@ -59,14 +59,14 @@ def features_file(path: Path, classes: int = 24, each: int = 12, nuisance: int =
 
 def words(given: dict[str, Any]) -> list[str]:
     """Settings as command-line words."""
-    found = []
+    arguments = []
     for name, value in given.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            found += [f"--{flag}", str(value)]
-    return found
+            arguments += [f"--{flag}", str(value)]
+    return arguments
 
 
 def ibaml(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -83,8 +83,8 @@ def strict(path: Path):
 @pytest.mark.parametrize("name", ["ours", "maml", "norm", "waves"])
 def test_scores_do_not_depend_on_the_tasks_at_once(runs, name):
     run = open_run(runs / name)
-    found = [assess(run, Protocol(tasks=7, queries=3, batch=batch)).scores for batch in (1, 3, 7)]
-    for first, second in pairwise(found):
+    actual = [assess(run, Protocol(tasks=7, queries=3, batch=batch)).scores for batch in (1, 3, 7)]
+    for first, second in pairwise(actual):
         assert first.keys() == second.keys()
         for protocol, scores in first.items():
             assert scores.keys == second[protocol].keys == tuple(range(7))
@@ -132,10 +132,10 @@ def test_a_learner_that_is_judged_by_other_steps_keeps_its_own(runs):
     run, learner = open_run(runs / "ours"), load(runs / "ours")
     protocol = Protocol(tasks=4, queries=3, steps=0)
     before = learner.solver
-    found = assess_learner(learner, open_test(run, protocol), protocol)
-    assert np.array_equal(found.main.nll, assess(run, protocol).main.nll)
+    assessment = assess_learner(learner, open_test(run, protocol), protocol)
+    assert np.array_equal(assessment.main.nll, assess(run, protocol).main.nll)
     assert learner.solver == before
-    assert found.learner.solver.steps == 0
+    assert assessment.learner.solver.steps == 0
 
 
 # --- evaluate ------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ def test_a_run_keeps_its_evaluation_unless_told_otherwise(runs, tmp_path):
     assert summary["protocol"]["split"] == "test"
     figures = summary["results"][""]
     assert figures.keys() == {"accuracy", "nll", "brier", "ece", "mce"}
-    for found in figures.values():
-        assert found["low"] <= found["value"] <= found["high"]
+    for interval in figures.values():
+        assert interval["low"] <= interval["value"] <= interval["high"]
 
 
 @pytest.mark.parametrize(
@@ -295,16 +295,16 @@ def test_folders_that_are_no_runs_are_sentences(runs, tmp_path):
 
 def test_differences_are_those_of_the_summaries(runs, tmp_path):
     shown = invoke("compare", runs / "ours", runs / "maml", *FEW, "--out", tmp_path)
-    found = strict(tmp_path / "comparison.json")
-    ours, maml = found["results"]["ours"], found["results"]["maml"]
-    (name,) = found["differences"]
+    comparison = strict(tmp_path / "comparison.json")
+    ours, maml = comparison["results"]["ours"], comparison["results"]["maml"]
+    (name,) = comparison["differences"]
     assert name == "maml"
     assert "minus ours" in shown
-    for metric, difference in found["differences"]["maml"].items():
+    for metric, difference in comparison["differences"]["maml"].items():
         expected = maml[metric]["value"] - ours[metric]["value"]
         assert difference["value"] == pytest.approx(expected, abs=1e-12), metric
         assert difference["low"] <= difference["value"] <= difference["high"]
-    assert any(difference["value"] for difference in found["differences"]["maml"].values())
+    assert any(difference["value"] for difference in comparison["differences"]["maml"].values())
     for file in ("comparison.png", "reliability.png"):
         assert (tmp_path / file).read_bytes().startswith(PNG)
 
@@ -320,18 +320,18 @@ def test_compare_and_evaluate_agree(runs, tmp_path):
 def test_a_run_and_its_copy_differ_by_exactly_nothing(runs, tmp_path, name):
     shutil.copytree(runs / name, tmp_path / "copy")
     invoke("compare", runs / name, tmp_path / "copy", *FEW, "--out", tmp_path / "out")
-    found = strict(tmp_path / "out" / "comparison.json")
-    assert found["results"][name] == found["results"]["copy"]
-    for difference in found["differences"]["copy"].values():
+    comparison = strict(tmp_path / "out" / "comparison.json")
+    assert comparison["results"][name] == comparison["results"]["copy"]
+    for difference in comparison["differences"]["copy"].values():
         assert difference == {"value": 0.0, "low": 0.0, "high": 0.0}
 
 
 def test_three_runs_are_each_compared_with_the_first(runs):
     protocol = Protocol(tasks=4, queries=3)
     scores = {n: assess(open_run(runs / n), protocol).main for n in ("ours", "maml", "tied")}
-    found = differences(scores)
-    assert list(found) == ["maml", "tied"]
-    for name, figures in found.items():
+    pairs = differences(scores)
+    assert list(pairs) == ["maml", "tied"]
+    for name, figures in pairs.items():
         each = scores[name].means()["nll"] - scores["ours"].means()["nll"]
         assert figures["nll"].value == pytest.approx(each.mean())
 
@@ -369,13 +369,13 @@ def test_the_picture_is_of_the_split_that_was_asked_for(runs, tmp_path):
     """Here only the training split has classes enough."""
     from ibaml.assessment import assess, write_assessment
 
-    found = assess(open_run(runs / "norm"), Protocol(tasks=2, queries=3, split="train"))
+    assessment = assess(open_run(runs / "norm"), Protocol(tasks=2, queries=3, split="train"))
     drawn = []
-    source = found.source
+    source = assessment.source
     real = type(source).episodes
     type(source).episodes = lambda self, split: drawn.append(split) or real(self, split)
     try:
-        write_assessment(found, tmp_path, {}, "train")
+        write_assessment(assessment, tmp_path, {}, "train")
     finally:
         type(source).episodes = real
     assert set(drawn) == {"train"}

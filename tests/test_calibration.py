@@ -115,12 +115,14 @@ def test_tasks_add_up_and_leading_axes_stay():
 
 
 def test_reliability_is_per_bin():
-    found = reliability(bin_sums(np.array([[0.5, 0.52, 0.9]]), np.array([[True, False, True]]))[0])
-    assert found.count.sum() == 3
-    assert found.confidence[7] == pytest.approx(0.51)
-    assert found.accuracy[7] == pytest.approx(0.5)
-    assert found.accuracy[13] == 1
-    assert np.isnan(found.accuracy[0])
+    diagram = reliability(
+        bin_sums(np.array([[0.5, 0.52, 0.9]]), np.array([[True, False, True]]))[0]
+    )
+    assert diagram.count.sum() == 3
+    assert diagram.confidence[7] == pytest.approx(0.51)
+    assert diagram.accuracy[7] == pytest.approx(0.5)
+    assert diagram.accuracy[13] == 1
+    assert np.isnan(diagram.accuracy[0])
 
 
 @pytest.mark.parametrize(

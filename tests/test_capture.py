@@ -35,10 +35,10 @@ def played(monkeypatch):
 
         def again():
             step = work(batch, roots)  # what the replay was given, in place
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 step.loss, [p for p in learner.parameters() if p.requires_grad], allow_unused=True
             )
-            self.flat.copy_(torch.cat([g.reshape(-1) for g in found if g is not None]))
+            self.flat.copy_(torch.cat([g.reshape(-1) for g in gradients if g is not None]))
             self.step.loss.copy_(step.loss.detach())
 
         self._graph.again = again
@@ -65,15 +65,15 @@ def test_the_third_batch_of_a_kind_is_recorded_and_later_ones_replayed(played, m
     captures = Captures()
     batches = [class_batch((3,), seed=i) for i in range(5)]
     for i, batch in enumerate(batches):
-        found = step(learner, captures, batch, i)
-        assert (found is None) == (i < 2)
-        if found is None:
+        gradients = step(learner, captures, batch, i)
+        assert (gradients is None) == (i < 2)
+        if gradients is None:
             continue
         roots = task_roots(i, batch.task_keys, None)
         ordinary = learner.meta_step(batch, roots)
-        torch.testing.assert_close(found.loss, ordinary.loss)
+        torch.testing.assert_close(gradients.loss, ordinary.loss)
         expected = gradient(learner, 3 * ordinary.loss)
-        torch.testing.assert_close(gradient(learner, 3 * found.loss), expected)
+        torch.testing.assert_close(gradient(learner, 3 * gradients.loss), expected)
         with torch.no_grad():  # parameters move in place, and a replay reads them there
             for p in learner.parameters():
                 p -= 0.1 * p.grad
@@ -86,7 +86,7 @@ def test_two_losses_of_one_recording_do_not_share_their_gradients(played):
     for i in range(3):
         step(learner, captures, class_batch((3,), seed=0), i)
     first, second = (step(learner, captures, class_batch((3,), seed=i), i) for i in (1, 2))
-    alone = [gradient(learner, found.loss) for found in (first, second)]
+    alone = [gradient(learner, actual.loss) for actual in (first, second)]
     again = [step(learner, captures, class_batch((3,), seed=i), i) for i in (1, 2)]
     together = gradient(learner, again[0].loss + again[1].loss)
     torch.testing.assert_close(together, alone[0] + alone[1])
@@ -139,15 +139,15 @@ def test_what_looks_at_its_numbers_is_known_and_a_cpu_records_nothing():
 def test_a_solver_that_may_not_look_takes_every_step_to_the_same_end(monkeypatch):
     batch = class_batch((3,))
     solver = ibaml.NewtonCG(steps=6, tol=1e-3)
-    found = []
+    actual = []
     for looks in (True, False):
         if not looks:
             for place in ("linalg.cg", "solve.base", "solve.newton_cg"):
                 monkeypatch.setattr(f"ibaml.{place}.all_done", lambda active: False)
         learner = plain_learner("ibaml", mlp_model(), solver=solver, init_log_var=-2.0)
         loss = learner(batch, torch.Generator().manual_seed(0))
-        found.append((loss.detach(), gradient(learner, loss), learner.diagnostics.steps))
-    for a, b in zip(*found, strict=True):
+        actual.append((loss.detach(), gradient(learner, loss), learner.diagnostics.steps))
+    for a, b in zip(*actual, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 

@@ -137,8 +137,8 @@ def test_of_the_checkpoints_that_are_kept_all_can_be_read(keep, tmp_path):
         except ValueError:
             continue
     assert readable == [7, 6][:keep]
-    found, _ = run.newest()
-    assert found is not None
+    saved, _ = run.newest()
+    assert saved is not None
 
 
 def test_the_best_checkpoint_is_not_replaced_by_a_worse_one_after_a_resume(tmp_path):

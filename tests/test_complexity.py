@@ -47,9 +47,9 @@ def memory_over(points: list[Point]) -> list[float]:
 @pytest.mark.parametrize("curve", [("imaml", 1), ("ibaml", 2)])
 def test_implicit_memory_is_flat_in_k_and_in_l(measured, curve):
     for points in (measured.along_steps(*curve), measured.along_cg_steps(*curve)):
-        found = memory_over(points)
-        assert len(found) > 1
-        assert max(found) <= 1.02 * min(found)
+        memory = memory_over(points)
+        assert len(memory) > 1
+        assert max(memory) <= 1.02 * min(memory)
 
 
 @pytest.mark.parametrize("curve", [("maml", 1), ("abml", 2)])
@@ -98,8 +98,8 @@ def test_findings_are_the_ratios_of_the_points():
     said = [f"{f.question} | {f.subject} | {f.answer}" for f in findings(made_up())]
 
     def line(*words: str) -> str:
-        (found,) = [s for s in said if all(w in s for w in words)]
-        return found
+        (sentence,) = [s for s in said if all(w in s for w in words)]
+        return sentence
 
     assert "time × 1.00, memory × 1.00" in line("K grows", "iBaML, S = 5")
     assert "time × 10.00, memory × 1.00 (+8 ms, +0 MB a step)" in line("L grows", "iMAML")
@@ -135,9 +135,9 @@ def test_out_of_memory_is_a_point_and_the_rest_goes_on(monkeypatch):
         weigh(bench)
 
     monkeypatch.setattr(measure_room._Bench, "weigh", fails_at_three)
-    found = measure(Sweep.of({**SMALL, "methods": "maml", "ks": "1,3,4"}))
-    assert [p.backward is None for p in found.points] == [False, True, False]
-    assert "out of memory" in found.points[1].problem
+    measured = measure(Sweep.of({**SMALL, "methods": "maml", "ks": "1,3,4"}))
+    assert [p.backward is None for p in measured.points] == [False, True, False]
+    assert "out of memory" in measured.points[1].problem
 
 
 @pytest.mark.parametrize("refused", [False, True])

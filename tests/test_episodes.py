@@ -44,7 +44,7 @@ DATASET = dataset()
 
 
 def plain(**options) -> Episodes:
-    return Episodes(DATASET, **{"ways": 3, "shots": 2, "queries": 4, "normalise": False, **options})
+    return Episodes(DATASET, **{"ways": 3, "shots": 2, "queries": 4, "normalize": False, **options})
 
 
 def ids(x: torch.Tensor, channel: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ def same(a, b, i, j) -> bool:
 class TestPurity:
     @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=6), st.integers(0, 99))
     def test_an_episode_depends_on_its_key_alone(self, keys, seed):
-        episodes = plain(seed=seed, augment=Augment(crop=1, colour=0.2))
+        episodes = plain(seed=seed, augment=Augment(crop=1, color=0.2))
         whole = episodes.batch(keys)
         for i, key in enumerate(keys):
             assert same(whole, episodes.batch([key]), i, 0)
@@ -135,8 +135,8 @@ class TestContents:
             kinds.add((int(ids(x, 0)), int(torch.stack(edge).argmax())))
         assert len(kinds) == 24
 
-    def test_normalisation_uses_the_training_split(self):
-        episodes = plain(normalise=True)
+    def test_normalization_uses_the_training_split(self):
+        episodes = plain(normalize=True)
         mean, std = DATASET.moments
         raw, scaled = plain().batch([5]), episodes.batch([5])
         expected = (raw.query_x - mean.view(3, 1, 1)) / std.view(3, 1, 1)
@@ -144,7 +144,7 @@ class TestContents:
         assert DATASET.moments[0][0] == pytest.approx(np.arange(6).mean() / 255)
 
     def test_augmentation_keeps_shape_and_range(self):
-        for augment in (Augment(), Augment(flip=False, crop=2), Augment(colour=0.5)):
+        for augment in (Augment(), Augment(flip=False, crop=2), Augment(color=0.5)):
             x = plain(augment=augment).batch([1, 2]).support_x
             assert x.shape == (2, 6, 3, 6, 6)
             assert x.isfinite().all()
@@ -223,7 +223,7 @@ def test_labels_and_images_belong_together(tmp_path, monkeypatch, capsys):
     )
     for data, floors in ((omniglot(root / "omniglot"), (45.2, 71.5)), (caltech, (33.6, 44.2))):
         for shots, floor in zip((1, 5), floors, strict=True):
-            found = 100 * float(nearest_centroid(data, "test", 5, shots).mean())
+            accuracy = 100 * float(nearest_centroid(data, "test", 5, shots).mean())
             with capsys.disabled():
-                print(f"\n{data.name} 5-way {shots}-shot nearest centroid: {found:.1f} %")
-            assert abs(found - floor) < 3.5
+                print(f"\n{data.name} 5-way {shots}-shot nearest centroid: {accuracy:.1f} %")
+            assert abs(accuracy - floor) < 3.5

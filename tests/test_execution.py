@@ -30,21 +30,21 @@ METHODS = {
 def test_every_method_equals_the_loop(method, model, tie_head):
     make, shape = {"mlp": (mlp_model, (3,)), "conv": (conv_model, (1, 6, 6))}[model]
     batch = class_batch(shape, ways=2) if model == "conv" else class_batch(shape)
-    found = {}
+    actual = {}
     for execution in ("loop", "head"):
         learner = plain_learner(
             method, make(), adapt="head", execution=execution, tie_head=tie_head, **METHODS[method]
         )
-        found[execution] = gradients(learner, batch)
-    for block in found["loop"]:
+        actual[execution] = gradients(learner, batch)
+    for block in actual["loop"]:
         torch.testing.assert_close(
-            found["head"][block], found["loop"][block], rtol=1e-11, atol=1e-14
+            actual["head"][block], actual["loop"][block], rtol=1e-11, atol=1e-14
         )
 
 
 def test_newton_and_running_statistics_equal_the_loop():
     batch = class_batch((1, 6, 6), ways=2)
-    found = []
+    actual = []
     for execution in ("loop", "auto"):
         learner = plain_learner(
             "ibaml", conv_model(), adapt="head", execution=execution, solver=NewtonCG(3), samples=2
@@ -52,14 +52,14 @@ def test_newton_and_running_statistics_equal_the_loop():
         gradients(learner, batch)
         posterior = learner.adapt(batch.support_x[0], batch.support_y[0])
         buffers = [b.clone() for n, b in learner.model.named_buffers() if "running" in n]
-        found.append([posterior.predict_proba(batch.query_x[0]), *buffers])
-    assert found[0][1:], "the model has running statistics"
-    for a, b in zip(*found, strict=True):
+        actual.append([posterior.predict_proba(batch.query_x[0]), *buffers])
+    assert actual[0][1:], "the model has running statistics"
+    for a, b in zip(*actual, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 class _Reads(nn.Module):
-    """Normalises its features by the head's own weights."""
+    """Normalizes its features by the head's own weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,14 +90,14 @@ def test_what_is_not_features_and_then_a_head_takes_the_whole_network(kind):
     torch.manual_seed(0)
     batch = class_batch((3,))
     state = kind().double().state_dict()
-    found = []
+    actual = []
     for execution in ("loop", "auto"):
         net = kind().double()
         net.load_state_dict(state)
         learner = plain_learner("imaml", net, adapt="head", execution=execution)
-        found.append(gradients(learner, batch))
-    for block in found[0]:
-        assert relative(found[1][block], found[0][block]) <= 1e-12
+        actual.append(gradients(learner, batch))
+    for block in actual[0]:
+        assert relative(actual[1][block], actual[0][block]) <= 1e-12
 
 
 def test_a_fast_way_that_is_not_right_is_set_aside_aloud():
@@ -144,19 +144,19 @@ def test_the_shared_layers_run_once_a_task():
 def test_folds_equal_the_loop(way, method, adapt):
     """conv_model has batch norm: 0 is the convolution, 1 the norm, 5 the head."""
     batch = class_batch((1, 6, 6), ways=2)
-    found = {}
+    actual = {}
     for execution in ("loop", way):
         learner = plain_learner(
             method, conv_model(), adapt=adapt, execution=execution, **METHODS[method]
         )
-        found[execution] = gradients(learner, batch)
-        found[execution]["statistics"] = torch.cat(
+        actual[execution] = gradients(learner, batch)
+        actual[execution]["statistics"] = torch.cat(
             [b.reshape(-1).double() for b in learner.model.buffers()]
         )
         assert learner.strategy == execution
-    for block in found["loop"]:
+    for block in actual["loop"]:
         torch.testing.assert_close(
-            found[way][block], found["loop"][block], rtol=1e-10, atol=1e-13, msg=block
+            actual[way][block], actual["loop"][block], rtol=1e-10, atol=1e-13, msg=block
         )
 
 
@@ -171,14 +171,14 @@ def test_folds_equal_the_loop_on_the_backbones(way, network, norm):
         net = ibaml.nn.resnet12(2, in_channels=1, widths=(2, 2, 4, 4), norm=norm)
     net = net.double()
     batch = class_batch((1, 16, 16), ways=2)
-    found = []
+    actual = []
     for execution in ("loop", way):
         learner = plain_learner(
             "ibaml", copy.deepcopy(net), execution=execution, samples=2, steps=2, init_log_var=-4.0
         )
-        found.append(gradients(learner, batch))
-    for block in found[0]:
-        torch.testing.assert_close(found[1][block], found[0][block], rtol=1e-9, atol=1e-12)
+        actual.append(gradients(learner, batch))
+    for block in actual[0]:
+        torch.testing.assert_close(actual[1][block], actual[0][block], rtol=1e-9, atol=1e-12)
 
 
 class _Channels(nn.Module):
@@ -220,16 +220,16 @@ def test_folds_before_an_adapted_head_equal_the_loop(norm, monkeypatch):
     net = ibaml.nn.conv4(2, channels=4, in_channels=1, image_size=16, norm=norm).double()
     batch = class_batch((1, 16, 16), ways=2)
     monkeypatch.setattr(choice, "fastest", lambda *_: Fold)
-    found = []
+    actual = []
     for execution in ("loop", "auto"):
         learner = plain_learner(
             "ibaml", copy.deepcopy(net), adapt="head", execution=execution, samples=2, steps=3
         )
-        found.append(gradients(learner, batch))
-        found[-1]["statistics"] = torch.cat([b.double().reshape(-1) for b in learner.buffers()])
+        actual.append(gradients(learner, batch))
+        actual[-1]["statistics"] = torch.cat([b.double().reshape(-1) for b in learner.buffers()])
     assert learner.strategy == "head, fold before it"
-    for block in found[0]:
-        torch.testing.assert_close(found[1][block], found[0][block], rtol=1e-9, atol=1e-12)
+    for block in actual[0]:
+        torch.testing.assert_close(actual[1][block], actual[0][block], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -250,14 +250,14 @@ def test_the_convolutions_derivatives_are_torchs(stride, groups):
 
 
 def test_batch_norms_derivatives_are_torchs():
-    from ibaml.execution.normalise import normalise
+    from ibaml.execution.normalize import normalize
 
     torch.manual_seed(0)
     x = torch.randn(3, 4, 2, 3, dtype=torch.float64, requires_grad=True)
     w, b = (torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
     def ours(*inputs):
-        return normalise(*inputs, 1e-3)[0]
+        return normalize(*inputs, 1e-3)[0]
 
     def torchs(x, w, b):
         return F.batch_norm(x, None, None, w, b, True, 0.1, 1e-3)
@@ -282,14 +282,14 @@ def test_bfloat16_is_a_few_per_cent_off():
     torch.manual_seed(0)
     net = ibaml.nn.conv4(2, channels=8, in_channels=1, image_size=16)
     batch = class_batch((1, 16, 16), ways=2).to(torch.float32)
-    found = []
+    actual = []
     for precision in ("full", "bfloat16"):
         learner = plain_learner(
             "ibaml", copy.deepcopy(net), execution="fold", precision=precision, samples=2, steps=2
         )
-        found.append(gradients(learner, batch))
+        actual.append(gradients(learner, batch))
     assert learner.strategy == "fold, bfloat16"
-    error = relative(found[1]["m"], found[0]["m"])
+    error = relative(actual[1]["m"], actual[0]["m"])
     assert 0 < error < 0.15
     with pytest.raises(ValueError, match="precision"):
         plain_learner("ibaml", net, precision="half")
@@ -300,8 +300,8 @@ def test_rounding_alone_does_not_cost_the_fast_way():
     large beside the slopes of others."""
     torch.manual_seed(0)
     net = ibaml.nn.conv4(5, channels=8, image_size=42)
-    found = picture_tasks(2, torch.device("cpu"), image_size=42)
-    tensors = (found.support_x * 1e-4, found.support_y, found.query_x * 1e-4, found.query_y)
+    tasks = picture_tasks(2, torch.device("cpu"), image_size=42)
+    tensors = (tasks.support_x * 1e-4, tasks.support_y, tasks.query_x * 1e-4, tasks.query_y)
     learner = plain_learner("ibaml", net, adapt="head", steps=1)
     learner(ibaml.TaskBatch(*tensors))
     assert learner.strategy.startswith("head")

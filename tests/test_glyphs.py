@@ -84,7 +84,7 @@ def test_identical_letters_are_one_class(glyphs: RenderedGlyphs) -> None:
 
 
 def test_no_appearance_is_in_two_splits(glyphs: RenderedGlyphs) -> None:
-    """Un-jittered images, drawn here by another path: Pillow's own centring at one size."""
+    """Un-jittered images, drawn here by another path: Pillow's own centering at one size."""
     from PIL import Image, ImageDraw, ImageFont
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -126,7 +126,7 @@ def test_images_of_a_class_differ(glyphs: RenderedGlyphs) -> None:
         assert len({image.tobytes() for image in images}) == PER_CLASS, name
 
 
-def test_glyphs_fill_and_centre(glyphs: RenderedGlyphs) -> None:
+def test_glyphs_fill_and_center(glyphs: RenderedGlyphs) -> None:
     ink = glyphs.images[:, 0] > 64
     rows, columns = ink.any(2), ink.any(1)
 

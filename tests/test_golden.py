@@ -42,8 +42,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def batch(step: int) -> ibaml.TaskBatch:
     rng = torch.Generator().manual_seed(step)
-    centres = torch.randn(3, 3, 1, 1, 6, 6, generator=rng, dtype=torch.float64)
-    x = centres + 0.7 * torch.randn(3, 3, 5, 1, 6, 6, generator=rng, dtype=torch.float64)
+    centers = torch.randn(3, 3, 1, 1, 6, 6, generator=rng, dtype=torch.float64)
+    x = centers + 0.7 * torch.randn(3, 3, 5, 1, 6, 6, generator=rng, dtype=torch.float64)
     y = torch.arange(3)[None, :, None].expand(3, 3, 5)
     return ibaml.TaskBatch(
         x[:, :, :2].flatten(1, 2), y[:, :, :2].flatten(1, 2),
@@ -60,22 +60,22 @@ def losses(name: str) -> list[float]:
     if "adapt" not in options:
         options = {**options, "adapt": "all"}
     learner = getattr(ibaml.methods, method)(net, likelihood=ibaml.Categorical(), **options)
-    optimiser = torch.optim.Adam(learner.parameters(), lr=0.01)
-    found = []
+    optimizer = torch.optim.Adam(learner.parameters(), lr=0.01)
+    values = []
     for step in range(50):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = learner(batch(step), torch.Generator().manual_seed(step))
         loss.backward()
-        optimiser.step()
-        found.append(float(loss.detach()))
-    return found
+        optimizer.step()
+        values.append(float(loss.detach()))
+    return values
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_those_of_before(name):
     golden = json.loads((Path(__file__).parent / "golden.json").read_text())[name]
-    found, expected = (torch.tensor(x, dtype=torch.float64) for x in (losses(name), golden))
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    actual, expected = (torch.tensor(x, dtype=torch.float64) for x in (losses(name), golden))
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
 
 
 if __name__ == "__main__":

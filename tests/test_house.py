@@ -25,9 +25,9 @@ LONG: set[str] = set()
 UPWARD = {  # (module, module it imports): why
     (
         "ibaml.learner.meta_learner",
-        "ibaml.artefact",
+        "ibaml.artifact",
     ): "learner.save(path)",
-    ("ibaml.posterior", "ibaml.artefact"): "posterior.save(path) likewise",
+    ("ibaml.posterior", "ibaml.artifact"): "posterior.save(path) likewise",
     ("ibaml.posterior", "ibaml.deploy"): "posterior.module() likewise",
     ("ibaml.posterior", "ibaml.learner"): "a type alone: a posterior holds its learner",
 }

@@ -107,9 +107,9 @@ def test_imaml_written_by_hand_on_top_of_it_is_our_imaml():
         return total
 
     loss().backward()
-    found = torch.cat([p.grad.reshape(-1) for p in theta.values()])
+    actual = torch.cat([p.grad.reshape(-1) for p in theta.values()])
     oracle = torch.cat([g.reshape(-1) for g in differences(loss, theta.values())])
-    assert relative(found, oracle) <= 1e-6
+    assert relative(actual, oracle) <= 1e-6
 
     from oracles import converged, exact_cg
 
@@ -120,7 +120,7 @@ def test_imaml_written_by_hand_on_top_of_it_is_our_imaml():
         solver=converged(),
         gradient=ibaml.Implicit(Curvature("energy"), exact_cg()),
     )
-    assert relative(gradients(learner, batch)["m"], found) <= 1e-8
+    assert relative(gradients(learner, batch)["m"], actual) <= 1e-8
 
 
 @pytest.mark.parametrize("structure", ["tensor", "tuple", "dict", "nested"])

@@ -42,8 +42,8 @@ def start(*arguments: str | Path, **extra: str) -> subprocess.Popen[str]:
 
 
 def steps(run: Path) -> int:
-    found = sorted((run / "checkpoints").glob("step-*.safetensors"))
-    return int(found[-1].stem.split("-")[1]) if found else 0
+    paths = sorted((run / "checkpoints").glob("step-*.safetensors"))
+    return int(paths[-1].stem.split("-")[1]) if paths else 0
 
 
 def wait_for(condition, process: subprocess.Popen[str], seconds: float = 90.0) -> None:
@@ -233,9 +233,9 @@ with joined(me, torch.device("cpu")):
         alone = [gradient(trainer, 4), *trainer.learner.buffers()]
         keys = []
         for rank in range(2):
-            found, drawn = torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True)
+            actual, drawn = torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True)
             keys += [k for part in drawn for k in part]
-            for a, b in zip(found, alone, strict=True):
+            for a, b in zip(actual, alone, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
         assert keys == list(range(settings.tasks)), "the same episodes"
 

@@ -48,11 +48,11 @@ def truth(name: str, figure, tasks: int = 20_000) -> float:
 
 def covered(name: str, figure, tasks: int, sets: int, resamples: int, aim: float) -> float:
     rng = np.random.default_rng(1)
-    found = (
+    intervals = (
         bootstrap(figure, population(rng, tasks, name), resamples, bounds=(0, 1))
         for _ in range(sets)
     )
-    return sum(one.low <= aim <= one.high for one in found) / sets
+    return sum(one.low <= aim <= one.high for one in intervals) / sets
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -63,8 +63,10 @@ class TestMean:
     def test_equals_scipy(self):
         values = np.random.default_rng(0).gamma(2.0, size=17)
         low, high = stats.t.interval(0.9, 16, values.mean(), stats.sem(values))
-        found = mean_interval(values, level=0.9)
-        assert (found.value, found.low, found.high) == pytest.approx((values.mean(), low, high))
+        interval = mean_interval(values, level=0.9)
+        assert (interval.value, interval.low, interval.high) == pytest.approx(
+            (values.mean(), low, high)
+        )
 
     def test_one_task_says_nothing_of_the_spread(self):
         assert mean_interval(np.array([0.7])) == Interval(0.7, -math.inf, math.inf)
@@ -73,8 +75,8 @@ class TestMean:
     def test_covers_as_often_as_it_says(self, tasks):
         """4000 normal samples: the share has standard deviation 0.0034, four of them allowed."""
         values = np.random.default_rng(2).standard_normal((4000, tasks))
-        found = [mean_interval(row) for row in values]
-        share = np.mean([one.low <= 0 <= one.high for one in found])
+        intervals = [mean_interval(row) for row in values]
+        share = np.mean([one.low <= 0 <= one.high for one in intervals])
         assert share == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 4000))
 
     @pytest.mark.parametrize(
@@ -102,11 +104,11 @@ class TestBootstrap:
     def test_of_a_mean_is_the_t_interval(self):
         """No bias to correct; 20000 resamples leave half a percent of noise in the width."""
         values = np.random.default_rng(3).normal(5, 1, 200)
-        found, expected = bootstrap(mean, columns(values), 20_000), mean_interval(values)
-        assert found.value == pytest.approx(expected.value)
+        interval, expected = bootstrap(mean, columns(values), 20_000), mean_interval(values)
+        assert interval.value == pytest.approx(expected.value)
         width = expected.high - expected.low
-        assert found.low == pytest.approx(expected.low, abs=0.03 * width)
-        assert found.high == pytest.approx(expected.high, abs=0.03 * width)
+        assert interval.low == pytest.approx(expected.low, abs=0.03 * width)
+        assert interval.high == pytest.approx(expected.high, abs=0.03 * width)
 
     @pytest.mark.parametrize("figure", [ece, mce])
     def test_covers_a_miscalibrated_population(self, figure):
@@ -124,13 +126,13 @@ class TestBootstrap:
         rng = np.random.default_rng(4)
         for tasks in (2, 5, 40):
             for _ in range(20):
-                found = bootstrap(mce, population(rng, tasks, "calibrated"), 50, bounds=(0, 1))
-                assert 0 <= found.low <= found.value <= found.high <= 1
+                interval = bootstrap(mce, population(rng, tasks, "calibrated"), 50, bounds=(0, 1))
+                assert 0 <= interval.low <= interval.value <= interval.high <= 1
 
     def test_one_task_says_nothing_of_the_spread(self):
         sums = population(np.random.default_rng(0), 1, "overconfident")
-        found = bootstrap(ece, sums, bounds=(0, 1))
-        assert (found.low, found.high) == (0, 1)
+        interval = bootstrap(ece, sums, bounds=(0, 1))
+        assert (interval.low, interval.high) == (0, 1)
         assert bootstrap(ece, sums).high == math.inf
 
     def test_another_seed_draws_other_resamples(self):
@@ -171,21 +173,23 @@ class TestDifference:
         rng = np.random.default_rng(7)
         a = rng.normal(0, 10, 300)
         b = a + rng.normal(0.5, 1, 300)
-        found = bootstrap_difference(mean, columns(a), columns(b))
+        differences = bootstrap_difference(mean, columns(a), columns(b))
         expected = mean_interval(b - a)
-        assert found.value == pytest.approx(expected.value)
-        assert found.high - found.low == pytest.approx(expected.high - expected.low, rel=0.1)
+        assert differences.value == pytest.approx(expected.value)
+        assert differences.high - differences.low == pytest.approx(
+            expected.high - expected.low, rel=0.1
+        )
 
     def test_covers_the_difference_of_two_populations(self):
         """At 0.95, 250 sets have a standard deviation of 0.014: three and a half allowed."""
         rng = np.random.default_rng(8)
         names = "mildly so", "overconfident"
         aim = truth(names[1], ece) - truth(names[0], ece)
-        found = (
+        intervals = (
             bootstrap_difference(ece, *(population(rng, 100, name) for name in names), 200)
             for _ in range(250)
         )
-        share = sum(one.low <= aim <= one.high for one in found) / 250
+        share = sum(one.low <= aim <= one.high for one in intervals) / 250
         assert share == pytest.approx(0.95, abs=3.5 * math.sqrt(0.95 * 0.05 / 250))
 
     def test_bad_input_is_named(self):
@@ -196,14 +200,14 @@ class TestDifference:
 def covered_by_groups(count: int, sets: int, resamples: int, draws: int = 1000):
     """How often a mean's interval over groups covers, and how often one over the draws does, where
     1,000 draws repeat a few groups."""
-    rng, found = np.random.default_rng(9), np.zeros(2)
+    rng, hits = np.random.default_rng(9), np.zeros(2)
     for _ in range(sets):
         drawn = rng.integers(count, size=draws)
         values = rng.standard_normal(count)[drawn] + 0.5 * rng.standard_normal(draws)
         groups = [f"group {g}" for g in drawn]
         both = mean_interval(values, groups=groups, resamples=resamples), mean_interval(values)
-        found += [one.low <= 0 <= one.high for one in both]
-    return found / sets
+        hits += [one.low <= 0 <= one.high for one in both]
+    return hits / sets
 
 
 class TestGroups:
@@ -216,16 +220,16 @@ class TestGroups:
     def test_of_equally_large_groups_it_is_the_t_interval_of_their_means(self):
         values = np.random.default_rng(3).normal(5, 1, 200)
         groups = [str(i) for i in range(200) for _ in range(3)]
-        found = mean_interval(values.repeat(3), groups=groups, resamples=20_000)
+        interval = mean_interval(values.repeat(3), groups=groups, resamples=20_000)
         expected = mean_interval(values)
         width = expected.high - expected.low
-        assert found.value == pytest.approx(expected.value)
-        assert found.low == pytest.approx(expected.low, abs=0.03 * width)
-        assert found.high == pytest.approx(expected.high, abs=0.03 * width)
+        assert interval.value == pytest.approx(expected.value)
+        assert interval.low == pytest.approx(expected.low, abs=0.03 * width)
+        assert interval.high == pytest.approx(expected.high, abs=0.03 * width)
 
     def test_one_group_says_nothing_of_the_spread(self):
-        found = mean_interval(np.arange(3.0), groups=["a"] * 3)
-        assert found == Interval(1.0, -math.inf, math.inf)
+        interval = mean_interval(np.arange(3.0), groups=["a"] * 3)
+        assert interval == Interval(1.0, -math.inf, math.inf)
 
     def test_a_bootstrap_over_groups_is_that_of_their_sums(self):
         sums = population(np.random.default_rng(5), 30, "mildly so")
@@ -233,9 +237,9 @@ class TestGroups:
         groups = [str(i // 3) for i in range(30)]
         totals, others = (s.reshape(10, 3, 16, 3).sum(1) for s in (sums, other))
         assert bootstrap(ece, sums, 100, groups=groups) == bootstrap(ece, totals, 100)
-        found = bootstrap_difference(ece, sums, other, 100, groups=groups)
+        differences = bootstrap_difference(ece, sums, other, 100, groups=groups)
         expected = bootstrap_difference(ece, totals, others, 100)
-        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+        assert (differences.low, differences.high) == pytest.approx((expected.low, expected.high))
 
     def test_groups_of_other_tasks_are_named(self):
         with pytest.raises(ValueError, match="groups name 2 tasks, and there are 3"):

@@ -47,20 +47,20 @@ def test_norm_relu_pool_is_torchs_with_two_derivatives(size):
 
 def test_batch_norm_with_channels_last_is_as_exact_as_float32_can_be():
     """Torch's own is 1e-5 to 1e-4 off here, for it adds up half a million numbers one by one."""
-    from ibaml.execution.normalise import normalise
+    from ibaml.execution.normalize import normalize
 
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(20, 4, 84, 84, generator=rng, dtype=F64) + 1
     g = x.square()  # so that no sum is near zero
     w = torch.linspace(0.5, 1.5, 4, dtype=F64)
-    found = []
+    actual = []
     for dtype, form in ((F64, torch.contiguous_format), (torch.float32, torch.channels_last)):
         z = x.to(dtype).contiguous(memory_format=form).requires_grad_()
         weight, bias = (t.to(dtype).requires_grad_() for t in (w, w.flip(0)))
-        y, moments = normalise(z, weight, bias, 1e-5)
+        y, moments = normalize(z, weight, bias, 1e-5)
         first = torch.autograd.grad(y, (z, weight, bias), g.to(dtype))
-        found.append([t.detach() for t in (y, *moments, *first)])
-    for exact, single in zip(*found, strict=True):
+        actual.append([t.detach() for t in (y, *moments, *first)])
+    for exact, single in zip(*actual, strict=True):
         assert relative(single.double(), exact) < 2e-6
 
 
@@ -130,7 +130,7 @@ class _Odd(nn.Module):
 @pytest.mark.parametrize(("curvature", "way"), [("ggn", "fold"), ("energy", "single")])
 def test_what_waits_is_done_where_something_else_follows(adapt, curvature, way):
     batch = class_batch((1, 12, 12), ways=2)
-    found, states = [], []
+    actual, states = [], []
     for execution in ("loop", way if adapt != "head" else "head"):
         torch.manual_seed(0)
         learner = plain_learner(
@@ -142,13 +142,13 @@ def test_what_waits_is_done_where_something_else_follows(adapt, curvature, way):
             samples=2,
             steps=2,
         )
-        found.append(gradients(learner, batch))
+        actual.append(gradients(learner, batch))
         states.append({n: b.clone() for n, b in learner.named_buffers()})
-    for name, value in found[0].items():
+    for name, value in actual[0].items():
         if value.norm() > 1e-10:  # a bias before a norm has none
-            assert relative(found[1][name], value) < 1e-8, name
+            assert relative(actual[1][name], value) < 1e-8, name
         else:
-            assert found[1][name].norm() < 1e-9, name
+            assert actual[1][name].norm() < 1e-9, name
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value, rtol=1e-9, atol=1e-9)
 
@@ -166,8 +166,8 @@ def test_the_blocks_kernels_are_the_plain_passes(shape, dtype):
     def draw(*size):
         return torch.randn(*size, generator=rng).to(DEVICE)
 
-    def near(found, expected):
-        for a, b in zip(found, expected, strict=True):
+    def near(actual, expected):
+        for a, b in zip(actual, expected, strict=True):
             assert (a.float() - b).norm() <= bound * (b.norm() + 1e-6)
 
     x = (5 + 3 * draw(*shape)).to(dtype)
@@ -186,8 +186,8 @@ def test_the_blocks_kernels_are_the_plain_passes(shape, dtype):
     near(Kernels.pooled_sums(g, kept), sums)
     near([Kernels.first(g, kept, *sums)], [Plain.first(g.float(), wide, *sums)])
     *full, there = Plain.full_sums(p.float(), g.float(), wide)
-    *found, found_there = Kernels.full_sums(p, g, kept)
-    near(found, full)
+    *actual, found_there = Kernels.full_sums(p, g, kept)
+    near(actual, full)
     on = place < OFF
     assert torch.equal(found_there[on].float(), there[on])
     near(
@@ -207,13 +207,13 @@ def test_the_thin_layers_kernels_are_the_plain_products(groups, outputs, channel
     torch.manual_seed(0)
     x = torch.randn(2, groups * channels, 9, 14, device=DEVICE)
     w = torch.randn(groups * outputs, channels, kernel, kernel, device=DEVICE, requires_grad=True)
-    found = []
+    actual = []
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for way in (thin, plain_thin):
             y = way(x, w, padding, groups)
             g = y.detach().cos().requires_grad_()
             (first,) = torch.autograd.grad(y, w, g, create_graph=True)
             (second,) = torch.autograd.grad(first, g, w.detach().sin())
-            found.append((y, first, second))
-    for ours, plain in zip(*found, strict=True):
+            actual.append((y, first, second))
+    for ours, plain in zip(*actual, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)

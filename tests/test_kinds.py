@@ -86,8 +86,8 @@ def test_a_splits_file_is_read_by_open_data_too(tmp_path):
     file, lists = splits_file(tmp_path)
     for given in (features(tmp_path), listed(tmp_path)):
         data = open_data(given.pop("data"), splits=file, **given)
-        found = {s: {data.classes[c] for c in data.members(s)} for s in lists}
-        assert found == {s: set(names) for s, names in lists.items()}
+        splits = {s: {data.classes[c] for c in data.members(s)} for s in lists}
+        assert splits == {s: set(names) for s, names in lists.items()}
 
 
 def test_a_name_that_a_splits_file_has_twice_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Modules nobody here wrote: any nn.Module, any loss, any optimiser, both precisions."""
+"""Modules nobody here wrote: any nn.Module, any loss, any optimizer, both precisions."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_a_custom_loss_with_parameters_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "optimiser",
+    "optimizer",
     [
         lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
         lambda p: torch.optim.Adam(p, lr=0.01),
@@ -230,12 +230,12 @@ def test_a_custom_loss_with_parameters_of_its_own():
     ids=["sgd", "adam", "adamw", "rmsprop"],
 )
 @pytest.mark.parametrize("method", ["maml", "imaml", "ibaml"])
-def test_a_plain_loop_with_any_optimiser_learns(method, optimiser):
+def test_a_plain_loop_with_any_optimizer_learns(method, optimizer):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
     batch = class_batch((3,), tasks=4).to(torch.float32)
     learner = plain_learner(method, net, **METHODS[method])
-    opt = optimiser(learner.parameters())
+    opt = optimizer(learner.parameters())
     first = last = None
     for _ in range(40):
         opt.zero_grad()
@@ -320,8 +320,8 @@ def test_distributed_data_parallel_works_around_it(tmp_path):
             wrapped(batch, generator()).backward()
         alone = plain_learner("ibaml", mlp_model(), adapt="head", tie_head=True)
         expected = gradients(alone, batch)["rho"]
-        found = torch.cat([p.grad.reshape(-1) for p in learner.log_var.values()])
-        assert relative(found / 2, expected) <= 1e-12
+        actual = torch.cat([p.grad.reshape(-1) for p in learner.log_var.values()])
+        assert relative(actual / 2, expected) <= 1e-12
     finally:
         torch.distributed.destroy_process_group()
 

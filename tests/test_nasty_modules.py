@@ -137,9 +137,9 @@ def outcome(kind, execution, method, adapt="all", shots=2):
     learner = plain_learner(
         method, kind().double(), execution=execution, adapt=adapt, steps=2, **options
     )
-    found = gradients(learner, class_batch((1, 12, 12), ways=2, shots=shots))
+    actual = gradients(learner, class_batch((1, 12, 12), ways=2, shots=shots))
     state = {n: b.double() for n, b in learner.named_buffers()}
-    return learner, found, state
+    return learner, actual, state
 
 
 # shots of two classes of 12×12 pictures from which our operations are taken by themselves on a CPU
@@ -150,11 +150,11 @@ _MANY = 7
 @pytest.mark.parametrize("kind", _NETS)
 def test_what_is_taken_by_itself_gives_the_loops_gradients(kind, method):
     _, expected, buffers = outcome(kind, "loop", method, shots=_MANY)
-    learner, found, seen = outcome(kind, "auto", method, shots=_MANY)
+    learner, actual, seen = outcome(kind, "auto", method, shots=_MANY)
     assert learner.strategy in ("single", "loop")
     for name, value in expected.items():
         scale = max(float(v.norm()) for v in expected.values())
-        assert (found[name] - value).norm() <= 1e-8 * value.norm() + 1e-10 * scale, name
+        assert (actual[name] - value).norm() <= 1e-8 * value.norm() + 1e-10 * scale, name
     for name, value in buffers.items():
         torch.testing.assert_close(seen[name], value, rtol=1e-9, atol=1e-9)
 
@@ -164,7 +164,7 @@ def test_what_is_taken_by_itself_gives_the_loops_gradients(kind, method):
 def test_what_is_asked_for_is_right_or_refused(kind, execution):
     _, expected, buffers = outcome(kind, "loop", "ibaml")
     try:
-        _, found, seen = outcome(kind, execution, "ibaml")
+        _, actual, seen = outcome(kind, execution, "ibaml")
     except ValueError as error:
         refused = str(error)
     else:
@@ -173,7 +173,7 @@ def test_what_is_asked_for_is_right_or_refused(kind, execution):
         assert "is not right for this model" in refused
         return
     for name, value in expected.items():
-        assert (found[name] - value).norm() <= 1e-8 * value.norm() + 1e-12, name
+        assert (actual[name] - value).norm() <= 1e-8 * value.norm() + 1e-12, name
     for name, value in buffers.items():
         torch.testing.assert_close(seen[name], value, rtol=1e-9, atol=1e-9)
 
@@ -185,10 +185,10 @@ def test_a_norm_right_before_the_head_is_part_of_the_features():
                 nn.Flatten(), nn.Linear(144, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)
             )
 
-    learner, found, _ = outcome(Net, "auto", "ibaml", adapt="head", shots=_MANY)
+    learner, actual, _ = outcome(Net, "auto", "ibaml", adapt="head", shots=_MANY)
     assert learner.strategy == "head, single before it"
     _, expected, _ = outcome(Net, "loop", "ibaml", adapt="head", shots=_MANY)
-    assert relative(found["m"], expected["m"]) < 1e-9
+    assert relative(actual["m"], expected["m"]) < 1e-9
 
 
 def test_one_value_per_channel_has_no_statistics():
@@ -218,7 +218,7 @@ def test_weights_tied_later_are_tied_for_the_next_learner():
     batch = class_batch((3,), ways=2)
     plain_learner("maml", net, execution="loop")(batch)
     net[2].weight = net[0].weight
-    found = gradients(plain_learner("maml", net, execution="loop"), batch)
+    actual = gradients(plain_learner("maml", net, execution="loop"), batch)
     fresh = nn.Sequential(*net)  # a module nobody has seen
     expected = gradients(plain_learner("maml", fresh, execution="loop"), batch)
-    assert relative(found["m"], expected["m"]) < 1e-12
+    assert relative(actual["m"], expected["m"]) < 1e-12

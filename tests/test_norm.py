@@ -1,4 +1,4 @@
-"""Normalisation: torch's fused layers are a trap for second derivatives, and batch norm's
+"""Normalization: torch's fused layers are a trap for second derivatives, and batch norm's
 statistics are a choice. Finite differences decide."""
 
 from __future__ import annotations

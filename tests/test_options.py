@@ -287,7 +287,7 @@ OPTIONS = {
     ),
     "newton on the lemma": (
         lambda: NewtonCG(curvature=ibaml.Curvature("lemma")),
-        'NewtonCG minimises E: its curvature is "ggn" or "energy"',
+        'NewtonCG minimizes E: its curvature is "ggn" or "energy"',
     ),
     "a belief class": (
         lambda: made(belief=DiagonalGaussian),

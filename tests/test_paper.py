@@ -41,7 +41,7 @@ def elbo(v: Tensor, m: Tensor, rho: Tensor, x: Tensor, y: Tensor, sigma: float) 
     return nll + ((d_t / d - 1 + (m - m_t).square() / d + rho - v[len(m) :]) / 2).sum()
 
 
-def minimised(m: Tensor, rho: Tensor, x: Tensor, y: Tensor, sigma: float) -> Tensor:
+def minimized(m: Tensor, rho: Tensor, x: Tensor, y: Tensor, sigma: float) -> Tensor:
     """The minimum of the ELBO by Newton's method, from dense Hessians."""
     v = torch.cat([m, torch.full_like(rho, -3.0)])
     for _ in range(50):
@@ -67,10 +67,10 @@ def linear_task(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
 def test_the_variance_of_the_linear_optimum_has_no_one_half(seed):
     """The mean's formula is right; the variance's prints 1/(2σ²) where 1/σ² is."""
     m, rho, x, y, sigma = linear_task(seed)
-    found = minimised(m, rho, x, y, sigma)
+    solution = minimized(m, rho, x, y, sigma)
     m_t, d_t = optimum(x, y, sigma, m, rho)
-    assert relative(found[:32], m_t) <= 1e-9
-    assert relative(found[32:].exp(), d_t) <= 1e-9
+    assert relative(solution[:32], m_t) <= 1e-9
+    assert relative(solution[32:].exp(), d_t) <= 1e-9
     printed = 1 / ((x.T @ x).diagonal() / (2 * sigma**2) + (-rho).exp())
     assert 0.8 < relative(printed, d_t) < 1.0
     # the mean-field optimum of a Gaussian posterior is the inverse of its precision's diagonal
@@ -112,8 +112,8 @@ def test_lemma_1_away_from_the_optimum_differs_from_the_energy_in_one_block():
         for unit in torch.eye(12, dtype=F64):
             u = unit.clone()
             u[6:] /= v[0, 6:].exp()  # ∂/∂d is ∂/∂ρ over d_t
-            found = torch.cat([g.detach() for g in energy.pull_back(u[None])])
-            columns.append(problem.in_variance(found))
+            gradient = torch.cat([g.detach() for g in energy.pull_back(u[None])])
+            columns.append(problem.in_variance(gradient))
         g_energy = 6 * torch.stack(columns, -1)
         gap = terms.mixed_matrix(problem, v) - g_energy
         m_t = v[0, :6]  # the prior mean is 0 and its variance 1
@@ -225,8 +225,8 @@ def test_the_synthetic_set_up_diverges_as_printed(scale, diverges):
     """α = 0.01 and 1/σ² = 1e4: descent needs σ_max(X) < 0.141, and the paper does not say it."""
     batch = LinearRegression(scale=scale).batch(0, [0])
     support, _ = LinearTest().energies(batch, 0, exact=True)
-    found = LinearTest().descent(100).solve(detached(support), start_of(support))
-    assert bool(found.diverged[0]) == diverges
+    solution = LinearTest().descent(100).solve(detached(support), start_of(support))
+    assert bool(solution.diverged[0]) == diverges
 
 
 def test_the_constants_of_theorem_2_depend_on_rho():

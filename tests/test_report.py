@@ -49,8 +49,8 @@ def pixels(path) -> np.ndarray:
     return np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
 
 
-def count(path, colour: tuple[int, int, int]) -> int:
-    return int((pixels(path) == colour).all(-1).sum())
+def count(path, color: tuple[int, int, int]) -> int:
+    return int((pixels(path) == color).all(-1).sum())
 
 
 @pytest.mark.parametrize("kind", DRAW)

@@ -127,7 +127,7 @@ def test_fresh_begins_anew(tmp_path):
     ("arguments", "said"),
     [
         (["fig9"], "fig1, fig2, table1, fig3, bounds, or all"),
-        (["fig1", "--option", "colour=red"], "there is no setting 'colour'"),
+        (["fig1", "--option", "color=red"], "there is no setting 'color'"),
         (["fig1", "--option", "stifness=1"], "did you mean stiffness?"),
         (["fig1", "--option", "scan_stiffness=0.5,3"], "between 0 and 2"),
         (["fig1", "--option", "steps"], "NAME=VALUE"),
@@ -163,7 +163,7 @@ def test_figure_1_on_the_documented_set_up():
     ]
     curves = Curves.of(steps, {"exact": tasks})
     ratio, pooled = curves.ratio["exact"], curves.pooled["exact"]
-    mean = {rule: found.mean(0) for rule, found in ratio.items()}
+    mean = {rule: ratios.mean(0) for rule, ratios in ratio.items()}
     # the paper's form overtakes the explicit gradient near K = 5
     for errors in (mean, pooled):
         at = crossing(steps, errors["lemma exact"], errors["explicit"])

@@ -93,8 +93,8 @@ def no_training(*_, **__):
 
 
 def run_of(folder: Path, arm: str) -> Path:
-    (found,) = (folder / "runs").glob(f"{arm}-????????")
-    return found
+    (folder_of_run,) = (folder / "runs").glob(f"{arm}-????????")
+    return folder_of_run
 
 
 @pytest.fixture(scope="module")
@@ -321,8 +321,8 @@ def test_fig2_of_a_file_measured_elsewhere(tmp_path):
 
 
 def test_fig2_says_what_does_not_agree():
-    found = fig2._findings(fig2.QUICK, made_up(grow=100.0, price=4.0))
-    said = " ".join(found.differs)
+    findings = fig2._findings(fig2.QUICK, made_up(grow=100.0, price=4.0))
+    said = " ".join(findings.differs)
     assert "iMAML over MAML: the backward's time at K = L is not comparable" in said
     assert "ABML, S = 1 over MAML: time of the backward × 4.00 to 4.00" in said
     bent = made_up()
@@ -366,7 +366,7 @@ def test_fig2_is_measured_once(tmp_path):
         (["fig3", "which=worst"], "which must be one of best, last"),
         (["fig3", "precision=double"], "precision must be one of"),
         (["fig3", "inner_lr=-1"], "inner_lr must be above 0"),
-        (["fig3", "colour=red"], "there is no setting 'colour'"),
+        (["fig3", "color=red"], "there is no setting 'color'"),
         (["fig2", "ks=none"], "ks must be whole numbers"),
         (["fig2", "measured=/nowhere.json"], "No such file"),
     ],

@@ -64,18 +64,18 @@ def test_single_spikes_are_not_blamed():
 
 def test_the_run_of_the_issue_is_found_within_a_window():
     losses = [*learning(150, 0.05), *(16.0 + i for i in range(100))]
-    found = first_alarm(losses)
-    assert found is not None
-    assert 150 <= found <= 150 + WINDOW
+    alarm = first_alarm(losses)
+    assert alarm is not None
+    assert 150 <= alarm <= 150 + WINDOW
 
 
 @given(st.floats(0.01, 3.0), st.floats(-50.0, 50.0), st.integers(0, 1000))
 def test_the_rule_sees_the_shape_of_a_loss_and_not_its_level(noise, level, seed):
     """A density's nll may be negative; the alarm is the same."""
     losses = [*learning(100, noise, seed), *([1e3] * 60)]
-    found = first_alarm([loss + level for loss in losses])
-    assert found is not None
-    assert 100 <= found < 100 + WINDOW
+    alarm = first_alarm([loss + level for loss in losses])
+    assert alarm is not None
+    assert 100 <= alarm < 100 + WINDOW
 
 
 def test_the_rule_is_what_the_docs_say():
@@ -229,7 +229,7 @@ def test_default_options_solve_the_linear_systems_of_sinusoids():
     """In float32, so that weights moved by a rounding error give the same meta-gradient."""
     from runs import make, waves
 
-    found = []
+    unsolved = []
     for moved in (0.0, 1e-7):
         trainer = make(waves(hidden="40,40", tasks=8, queries=15))
         torch.manual_seed(0)
@@ -237,8 +237,8 @@ def test_default_options_solve_the_linear_systems_of_sinusoids():
             p.data.add_(moved * torch.randn_like(p))
         trainer.gradient(0)
         assert not trainer.learner.diagnostics.unsolved.any()
-        found.append(torch.cat([p.grad.reshape(-1) for p in trainer.parameters]))
-    assert (found[0] - found[1]).norm() <= 0.02 * found[0].norm()
+        unsolved.append(torch.cat([p.grad.reshape(-1) for p in trainer.parameters]))
+    assert (unsolved[0] - unsolved[1]).norm() <= 0.02 * unsolved[0].norm()
 
 
 def test_steps_that_were_given_are_obeyed_and_unsolved_systems_are_reported(tmp_path):

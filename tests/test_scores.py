@@ -62,17 +62,17 @@ class TestClassScores:
 
     def test_summary_equals_others_figures(self):
         p, y = predictions()
-        found = ClassScores.of(range(TASKS), p, y).summary()
-        assert set(found) == {"accuracy", "nll", "brier", "ece", "mce"}
+        summary = ClassScores.of(range(TASKS), p, y).summary()
+        assert set(summary) == {"accuracy", "nll", "brier", "ece", "mce"}
         flat, target = p.flatten(0, 1), y.flatten()
         nll = torch.nn.functional.nll_loss(flat.double().log(), target)
-        assert found["nll"].value == pytest.approx(float(nll))
+        assert summary["nll"].value == pytest.approx(float(nll))
         accuracy = MulticlassAccuracy(WAYS, average="micro")(flat, target)
-        assert found["accuracy"].value == pytest.approx(float(accuracy))
+        assert summary["accuracy"].value == pytest.approx(float(accuracy))
         for name, norm in (("ece", "l1"), ("mce", "max")):
             metric = MulticlassCalibrationError(WAYS, n_bins=15, norm=norm)
-            assert found[name].value == pytest.approx(float(metric(flat, target)), abs=1e-6)
-        assert all(one.low <= one.value <= one.high for one in found.values())
+            assert summary[name].value == pytest.approx(float(metric(flat, target)), abs=1e-6)
+        assert all(one.low <= one.value <= one.high for one in summary.values())
 
     def test_how_tasks_were_parted_and_ordered_makes_no_difference(self):
         p, y = predictions()
@@ -158,13 +158,13 @@ class TestRegressionScores:
         scores = RegressionScores(
             (1, 2), np.array([5, 9]), np.array([1.0, 3.0]), np.array([3.0, 5.0]), np.array([1, 0.8])
         )
-        found = scores.summary()
-        assert found["rmse"].value == pytest.approx(2.0)  # tasks count alike, whatever their size
+        summary = scores.summary()
+        assert summary["rmse"].value == pytest.approx(2.0)  # tasks count alike, whatever their size
         half = 12.706204736 * math.sqrt(2) / math.sqrt(2)
-        assert found["rmse"].low == 0
-        assert found["rmse"].high == pytest.approx(math.sqrt(4 + half))
-        assert found["nll"].value == 2
-        assert found["coverage"].value == pytest.approx(0.9)
+        assert summary["rmse"].low == 0
+        assert summary["rmse"].high == pytest.approx(math.sqrt(4 + half))
+        assert summary["nll"].value == 2
+        assert summary["coverage"].value == pytest.approx(0.9)
         assert scores.rows()[1] == {"key": 2, "count": 9, "nll": 3.0, "mse": 5.0, "coverage": 0.8}
 
     def test_one_task(self):
@@ -207,11 +207,11 @@ class TestGroups:
         ]
         once, often = copies[0].summary(), type(scores).join(copies).summary()
         alone = type(scores).join([replace(c, groups=None) for c in copies]).summary()
-        for name, found in often.items():
-            assert found.value == pytest.approx(once[name].value)
-            assert (found.low, found.high) == pytest.approx((once[name].low, once[name].high))
+        for name, interval in often.items():
+            assert interval.value == pytest.approx(once[name].value)
+            assert (interval.low, interval.high) == pytest.approx((once[name].low, once[name].high))
             if name != "mce":  # a maximum's interval does not shrink as a mean's does
-                assert found.high - found.low > 2 * (alone[name].high - alone[name].low)
+                assert interval.high - interval.low > 2 * (alone[name].high - alone[name].low)
 
     def test_groups_go_with_their_keys(self):
         scores = RegressionScores((7, 3), *np.ones((4, 2)), groups=("late", "early"))
@@ -228,10 +228,10 @@ class TestGroups:
         shift = np.array([0.0, 0.0, 0.0, 8.0])[np.arange(40) % 4]  # it is one group that differs
         b = replace(b, nll=a.nll + shift, mse=a.mse + shift)
         alone = paired(a, b)
-        found = paired(*(replace(scores, groups=groups) for scores in (a, b)))
+        differences = paired(*(replace(scores, groups=groups) for scores in (a, b)))
         for name in ("nll", "rmse"):
-            assert found[name].value == pytest.approx(alone[name].value)
-            assert alone[name].low > 0 > found[name].low
+            assert differences[name].value == pytest.approx(alone[name].value)
+            assert alone[name].low > 0 > differences[name].low
 
     def test_groups_that_do_not_fit_are_named(self):
         one = regression(tasks=2)
@@ -249,9 +249,9 @@ class TestGroups:
 class TestPaired:
     def test_is_b_minus_a_for_every_figure(self):
         for a, b in ((classes(0), classes(0, 4.0)), (regression(0), regression(1))):
-            found, first, second = paired(a, b), a.summary(), b.summary()
-            assert set(found) == set(first)
-            for name, one in found.items():
+            differences, first, second = paired(a, b), a.summary(), b.summary()
+            assert set(differences) == set(first)
+            for name, one in differences.items():
                 assert one.value == pytest.approx(second[name].value - first[name].value)
                 assert one.low <= one.value <= one.high
 
@@ -269,9 +269,9 @@ class TestPaired:
         """The tasks differ by far more than the learners do."""
         a = regression(tasks=40)
         better = RegressionScores(a.keys, a.count, a.nll - 0.05, 0.9 * a.mse, a.inside)
-        alone, found = a.summary(), paired(a, better)
+        alone, differences = a.summary(), paired(a, better)
         for name in ("nll", "rmse"):
-            assert found[name].high < 0
+            assert differences[name].high < 0
             assert alone[name].low < better.summary()[name].value < alone[name].high
 
     def test_tasks_are_matched_by_key(self):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ibaml.assessment import Protocol
 from ibaml.cli import app, screen
-from ibaml.cli.screen import LiveView, say, told
+from ibaml.cli.screen import LiveView, errors_as_sentences, say
 from ibaml.fields import flag
 from ibaml.training import Settings, SettingsError, Step
 from runs import WAVES, words
@@ -181,8 +181,8 @@ def test_brackets_are_printed_as_they_are(is_terminal, monkeypatch):
     written = _screen(monkeypatch, is_terminal)
     say(ODD)
     view = LiveView(1, "accuracy")
-    view.told(ODD)
-    with pytest.raises(typer.Exit), told():
+    view.message(ODD)
+    with pytest.raises(typer.Exit), errors_as_sentences():
         raise SettingsError(ODD)
     shown = CODES.sub("", written.getvalue()).splitlines()
     assert shown == [ODD, ODD, f"Error: {ODD}"]

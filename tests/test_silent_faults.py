@@ -193,14 +193,14 @@ def test_a_backward_pass_that_leaves_autograd_is_said_with_its_error(method, fun
 
 def test_imamls_gradient_would_be_far_off_there():
     """What is at stake: the sentence comes with a gradient that is wrong by a large factor."""
-    batch, found = class_batch(), {}
+    batch, actual = class_batch(), {}
     for function in (_Right, _Once):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             options = {"lam": 0.1, "steps": 100, "lr": 0.05, "cg_steps": 50, "adapt": "first"}
             learner = plain_learner("imaml", _With(function).to(F64), **options)
-            found[function] = gradients(learner, batch)["m"]
-    assert relative(found[_Once], found[_Right]) > 0.5
+            actual[function] = gradients(learner, batch)["m"]
+    assert relative(actual[_Once], actual[_Right]) > 0.5
 
 
 class _NoFurther(torch.autograd.Function):
@@ -273,22 +273,22 @@ def test_a_task_with_a_finite_loss_and_no_finite_gradient_is_left_out_like_a_div
     assert loss.isfinite()
     loss.backward()
     assert learner.diagnostics.left_out.tolist() == [False, True, False, False]
-    found = {n: p.grad.clone() for n, p in learner.named_parameters()}
+    gradients = {n: p.grad.clone() for n, p in learner.named_parameters()}
     learner.zero_grad()
     learner(without).backward()
     for name, p in learner.named_parameters():
         assert p.grad.abs().max() > 0
-        assert torch.equal(found[name], p.grad), name
+        assert torch.equal(gradients[name], p.grad), name
 
 
 def test_a_plain_loop_over_such_tasks_keeps_sound_weights():
     batch, _ = _one_ill()
     learner = plain_learner("maml", _net(), steps=2)
-    optimiser = torch.optim.Adam(learner.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(learner.parameters(), lr=1e-2)
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         learner(batch).backward()
-        optimiser.step()
+        optimizer.step()
     assert all(p.isfinite().all() for p in learner.parameters())
 
 
@@ -319,9 +319,9 @@ def test_looking_at_gradients_leaves_backward_as_it_is():
     torch.testing.assert_close(first.grad, 3 * once[0])
     handle.remove()
     parameters = list(learner.parameters())
-    found = torch.autograd.grad(learner(batch), parameters, create_graph=True)
+    gradients = torch.autograd.grad(learner(batch), parameters, create_graph=True)
     direction = [torch.full_like(p, 0.1) for p in parameters]
-    along = sum((g * d).sum() for g, d in zip(found, direction, strict=True))
+    along = sum((g * d).sum() for g, d in zip(gradients, direction, strict=True))
     second = torch.autograd.grad(along, parameters)
     step, ends = 1e-5, []
     for sign in (1, -1):
@@ -354,9 +354,9 @@ def test_a_likelihood_over_tensors_of_its_own_still_gets_their_gradient():
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_a_copied_posterior_does_not_claim_that_the_learner_was_trained_since(how):
     learner, batch = plain_learner("ibaml", mlp_model(), adapt="head"), class_batch()
-    optimiser = torch.optim.SGD(learner.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(learner.parameters(), lr=0.1)
     learner(batch).backward()
-    optimiser.step()  # versions of tensors begin anew in a copy, and these have moved on
+    optimizer.step()  # versions of tensors begin anew in a copy, and these have moved on
     posterior = learner.adapt(batch.support_x[0], batch.support_y[0])
 
     def copied(one):
@@ -364,7 +364,7 @@ def test_a_copied_posterior_does_not_claim_that_the_learner_was_trained_since(ho
 
     expected, again = posterior.predict_proba(batch.query_x[0]), copied(posterior)
     assert torch.equal(again.predict_proba(batch.query_x[0]), expected)
-    optimiser.step()
+    optimizer.step()
     assert torch.equal(again.predict_proba(batch.query_x[0]), expected)  # it has weights of its own
     with pytest.raises(RuntimeError, match="the learner was trained since"):
         posterior.predict_proba(batch.query_x[0])
@@ -415,10 +415,10 @@ def test_a_recorded_meta_step_keeps_gradients_that_are_not_finite_to_itself(monk
     learner = plain_learner("maml", _net(), steps=2)
     for batch, ill in zip(_one_ill(), (True, False), strict=True):
         roots = task_roots(0, batch.task_keys, None)
-        found = capture.Recording(learner, learner.meta_step, batch, roots)
-        assert found.step.left_out.tolist() == [ill] * len(batch)
-        assert bool((found.flat == 0).all()) == ill
-        assert found.flat.isfinite().all()
+        recording = capture.Recording(learner, learner.meta_step, batch, roots)
+        assert recording.step.left_out.tolist() == [ill] * len(batch)
+        assert bool((recording.flat == 0).all()) == ill
+        assert recording.flat.isfinite().all()
 
 
 # --- what a review found -------------------------------------------------------------------------
@@ -430,10 +430,10 @@ def test_an_ill_task_is_left_out_of_implicit_gradients_too(method, adapt):
     """A linear solver takes zero in the place of a right-hand side that is not finite."""
 
     def nll(z, y):
-        found = F.cross_entropy(z.clamp(-9, 9), y, reduction="none")
+        losses = F.cross_entropy(z.clamp(-9, 9), y, reduction="none")
         (big,) = (z.abs().amax(-1) > 1e5).nonzero(as_tuple=True)
         ill = (z[big, 0] - z[big, 0].detach()).abs().sqrt()  # 0, and its slope is not
-        return found.index_add(0, big, ill)
+        return losses.index_add(0, big, ill)
 
     batch = class_batch((3,), tasks=4)
     batch.query_x[1] = 1e9
@@ -446,10 +446,10 @@ def test_an_ill_task_is_left_out_of_implicit_gradients_too(method, adapt):
     assert not learner.diagnostics.unsolved[1]
     assert not before.left_out.any()  # what was handed out does not change
     assert before.cg_residual is None
-    found = [p.grad.clone() for p in learner.parameters()]
+    gradients = [p.grad.clone() for p in learner.parameters()]
     learner.zero_grad()
     learner(batch.select([0, 2, 3]), generator()).backward()
-    for g, p in zip(found, learner.parameters(), strict=True):
+    for g, p in zip(gradients, learner.parameters(), strict=True):
         torch.testing.assert_close(g, p.grad, rtol=1e-10, atol=1e-14)
 
 

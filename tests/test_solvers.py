@@ -1,4 +1,4 @@
-"""Every solver: it minimises, it says what happened, and one ill task harms no other."""
+"""Every solver: it minimizes, it says what happened, and one ill task harms no other."""
 
 from __future__ import annotations
 
@@ -173,17 +173,17 @@ def network() -> nn.Module:
     ],
 )
 def test_a_diverging_task_is_contained_and_reported(method, options, execution):
-    """Its neighbours' gradient is exactly that of the batch without it."""
+    """Its neighbors' gradient is exactly that of the batch without it."""
     options = {"steps": 6, "lr": 0.1, "execution": execution, **options}
     learner = plain_learner(method, network(), **options)
-    found = gradients(learner, wild_batch())
+    actual = gradients(learner, wild_batch())
     assert learner.diagnostics.diverged.tolist() == [False, True, False]
     assert learner.diagnostics.reason[1] in (Reason.NONFINITE, Reason.DIVERGED)
     alone = plain_learner(method, network(), **options)
     expected = gradients(alone, sound_batch())
     for block, g in expected.items():
-        assert found[block].isfinite().all()
-        assert relative(found[block], g) <= 1e-12, block
+        assert actual[block].isfinite().all()
+        assert relative(actual[block], g) <= 1e-12, block
 
 
 class Whitening(nn.Module):
@@ -208,12 +208,12 @@ def test_a_task_the_network_breaks_on_harms_no_other(method, options):
     x = batch.query_x.clone()
     x[1] = 1.0
     ill = TaskBatch(batch.support_x, batch.support_y, x, batch.query_y)
-    found, expected = (
+    actual, expected = (
         gradients(plain_learner(method, whitening(), **options), tasks)
         for tasks in (ill, sound_batch())
     )
     for block, g in expected.items():
-        assert relative(found[block], g) <= 1e-12, block
+        assert relative(actual[block], g) <= 1e-12, block
 
 
 def whitening() -> nn.Module:

@@ -239,9 +239,9 @@ class TestUntrustedImages:
             with pytest.raises(ImageError, match=rf"big\.png: .*{message}"):
                 decode(bomb, "big.png", 12)
 
-    def test_grey_cmyk_palette_alpha_and_sixteen_bits(self):
-        grey = picture(0, mode="L")
-        assert np.array_equal(decode(encoded(grey), "g", 12)[0], np.asarray(grey))
+    def test_gray_cmyk_palette_alpha_and_sixteen_bits(self):
+        gray = picture(0, mode="L")
+        assert np.array_equal(decode(encoded(gray), "g", 12)[0], np.asarray(gray))
         assert decode(encoded(picture(0).convert("CMYK"), "JPEG"), "c", 12).shape == (3, 12, 12)
         assert decode(encoded(picture(0).convert("P")), "p", 12).shape == (3, 12, 12)
         clear = Image.new("RGBA", (12, 12), (0, 0, 0, 0))
@@ -262,7 +262,7 @@ class TestUntrustedImages:
         assert turned[0, :4].mean() > 200
         assert turned[0, 6:].mean() < 60
 
-    def test_not_square_is_cropped_at_the_centre(self):
+    def test_not_square_is_cropped_at_the_center(self):
         image = Image.new("L", (30, 10))
         image.paste(255, (10, 0, 20, 10))
         assert decode(encoded(image), "w", 10, 1).min() > 200
@@ -624,12 +624,12 @@ def test_inspection_finds_leaks_duplicates_and_small_classes(tmp_path):
     (tmp_path / "f" / "a" / "twin.png").write_bytes(same)
     (tmp_path / "s.json").write_text(json.dumps({"train": ["a"], "test": ["b"]}))
     data = image_folder(tmp_path / "f", splits=tmp_path / "s.json", image_size=12)
-    found = inspect_dataset(data, 5)
-    assert [data.files[r] for pair in found.leaks for r in pair] == ["a/0.png", "b/leak.png"]
-    assert [data.files[r] for pair in found.duplicates for r in pair] == ["a/0.png", "a/twin.png"]
-    assert found.small == (("c", 4),)
-    assert found.unassigned == ("c",)
-    assert found.serious
+    report = inspect_dataset(data, 5)
+    assert [data.files[r] for pair in report.leaks for r in pair] == ["a/0.png", "b/leak.png"]
+    assert [data.files[r] for pair in report.duplicates for r in pair] == ["a/0.png", "a/twin.png"]
+    assert report.small == (("c", 4),)
+    assert report.unassigned == ("c",)
+    assert report.serious
 
 
 def test_a_leak_is_found_behind_a_class_in_no_split(tmp_path):
@@ -638,8 +638,8 @@ def test_a_leak_is_found_behind_a_class_in_no_split(tmp_path):
         (tmp_path / "f" / name / "same.png").write_bytes(encoded(picture(7)))
     (tmp_path / "s.json").write_text(json.dumps({"train": ["b"], "test": ["c"]}))
     data = image_folder(tmp_path / "f", splits=tmp_path / "s.json", image_size=12)
-    found = inspect_dataset(data, 1)
-    assert [data.files[r] for pair in found.leaks for r in pair] == ["b/same.png", "c/same.png"]
+    report = inspect_dataset(data, 1)
+    assert [data.files[r] for pair in report.leaks for r in pair] == ["b/same.png", "c/same.png"]
 
 
 def test_unknown_names_are_told(tmp_path, monkeypatch):

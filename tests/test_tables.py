@@ -88,12 +88,12 @@ def test_more_draws_of_the_same_tasks_do_not_make_a_figure_sure(run):
     few, many = (assess(open_run(run), Protocol(tasks=n, batch=100)).main for n in (80, 500))
     assert few.groups is not None
     assert few.distinct == many.distinct < 15
-    for name, found in many.summary().items():
+    for name, interval in many.summary().items():
         alone = mean_interval(getattr(many, {"coverage": "inside", "rmse": "mse"}.get(name, name)))
         before = few.summary()[name]
-        assert found.high - found.low > 0.7 * (before.high - before.low)
+        assert interval.high - interval.low > 0.7 * (before.high - before.low)
         if name != "rmse":
-            assert found.high - found.low > 2.5 * (alone.high - alone.low)
+            assert interval.high - interval.low > 2.5 * (alone.high - alone.low)
 
 
 def test_scores_of_a_table_do_not_depend_on_the_tasks_at_once(run):
@@ -120,10 +120,10 @@ def test_the_interval_on_gapminder_is_about_that_over_countries():
     scores = score_tasks(trainer.learner, trainer.tasks, "test", range(1000), batch=200)
     assert scores.distinct == 26
     countries = np.array(scores.groups)
-    found = scores.summary()
+    summary = scores.summary()
     for name, values in scores.means().items():
         over_countries = mean_interval([values[countries == c].mean() for c in set(countries)])
-        width = found[name].high - found[name].low
+        width = summary[name].high - summary[name].low
         assert width == pytest.approx(over_countries.high - over_countries.low, rel=0.2)
         over_draws = mean_interval(values)
         assert width > 2.5 * (over_draws.high - over_draws.low)
@@ -144,13 +144,13 @@ def test_the_error_is_in_the_targets_own_units_and_the_nll_is_not(run, tmp_path,
 
 
 def test_validation_is_in_the_targets_own_units(tmp_path):
-    found = []
+    actual = []
     for unit in (1.0, 1000.0):
         file = table_file(tmp_path / f"{unit}.tsv", unit)
         trainer = make(resolve({**TRAINED, "data": str(file), "val_tasks": 20}))
-        found.append(trainer.validate())
-    assert found[1]["rmse"] == pytest.approx(1000 * found[0]["rmse"], rel=1e-6)
-    assert found[1]["nll"] == pytest.approx(found[0]["nll"], rel=1e-6)
+        actual.append(trainer.validate())
+    assert actual[1]["rmse"] == pytest.approx(1000 * actual[0]["rmse"], rel=1e-6)
+    assert actual[1]["nll"] == pytest.approx(actual[0]["nll"], rel=1e-6)
 
 
 def test_evaluate_says_how_many_tasks_there_were_and_what_was_predicted(run, tmp_path):
@@ -160,7 +160,7 @@ def test_evaluate_says_how_many_tasks_there_were_and_what_was_predicted(run, tmp
     assert count == len(open_source(run).table.splits["test"])
     assert f"{count} test tasks, 200 draws" in shown
     assert "RMSE of y" in shown
-    assert "nll (standardised)" in shown
+    assert "nll (standardized)" in shown
     assert summary["target"] == "y"
     rows = json.loads((tmp_path / "tasks.json").read_text())
     with (tmp_path / "tasks.csv").open() as file:
@@ -186,13 +186,13 @@ def test_runs_on_a_table_are_compared_over_its_tasks(run, tmp_path):
     shown = invoke(
         "compare", run, other, "--tasks", "300", "--batch", "100", "--out", tmp_path / "out"
     )
-    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert f"{found['distinct_tasks']} test tasks, 300 draws" in shown
+    content = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert f"{content['distinct_tasks']} test tasks, 300 draws" in shown
     assert shown.count("RMSE of y") == 2
-    assert found["target"] == "y"
+    assert content["target"] == "y"
     first, second = (assess(open_run(r), Protocol(tasks=300, batch=100)).main for r in (run, other))
     alone = mean_interval(second.nll - first.nll)
-    nll = found["differences"]["maml"]["nll"]
+    nll = content["differences"]["maml"]["nll"]
     assert nll["value"] == pytest.approx(alone.value)
     assert nll["high"] - nll["low"] > 2 * (alone.high - alone.low)
 
@@ -216,7 +216,7 @@ def test_tasks_of_each_split_may_be_named_in_a_file(tmp_path):
         Table.read(file, **COLUMNS, splits=str(splits))
 
 
-# --- what is standardised ------------------------------------------------------------------------
+# --- what is standardized ------------------------------------------------------------------------
 
 
 def read(path: Path, x: np.ndarray) -> Table:
@@ -225,7 +225,7 @@ def read(path: Path, x: np.ndarray) -> Table:
     return Table.read(path, **COLUMNS)
 
 
-def test_a_column_in_tiny_units_is_standardised_and_a_constant_is_not(tmp_path):
+def test_a_column_in_tiny_units_is_standardized_and_a_constant_is_not(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(3, 2, 400)
     expected = read(tmp_path / "t.csv", x)
@@ -239,7 +239,7 @@ def test_a_column_in_tiny_units_is_standardised_and_a_constant_is_not(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_feature_in_tiny_units_is_standardised_and_a_constant_is_not(dtype):
+def test_a_feature_in_tiny_units_is_standardized_and_a_constant_is_not(dtype):
     rng = np.random.default_rng(0)
     x = rng.normal(3, 2, 500)
     noise = np.finfo(dtype).eps * rng.integers(-1, 2, 500) / 2

@@ -34,13 +34,13 @@ def learner(method: str = "ibaml", temperature=1.0, **options):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_solutions_do_not_depend_on_it_and_the_meta_loss_does(method):
-    batch, found = class_batch(), []
+    batch, actual = class_batch(), []
     for t in (1.0, 3.0):
         one = learner(method, t)
         loss = one(batch, generator())
-        found.append((loss.detach(), one.diagnostics.record.solution.value))
-    assert torch.equal(found[0][1], found[1][1])
-    assert abs(found[0][0] - found[1][0]) > 1e-3
+        actual.append((loss.detach(), one.diagnostics.record.solution.value))
+    assert torch.equal(actual[0][1], actual[1][1])
+    assert abs(actual[0][0] - actual[1][0]) > 1e-3
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -50,27 +50,27 @@ def test_its_gradient_is_that_of_finite_differences(method, adapt):
     one.likelihood.log_temperature.data.fill_(0.4)
     batch = class_batch()
     one(batch, generator()).backward()
-    found = float(one.likelihood.log_temperature.grad)
+    actual = float(one.likelihood.log_temperature.grad)
     slope = five_point(
         lambda: float(one(batch, generator()).detach()),
         [one.likelihood.log_temperature],
         torch.ones(1, dtype=F64),
         1e-3,
     )
-    assert found == pytest.approx(slope, rel=1e-8)
-    assert found != 0
+    assert actual == pytest.approx(slope, rel=1e-8)
+    assert actual != 0
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_learned_one_that_stays_at_one_leaves_every_other_gradient_as_it_is(method):
-    batch, found = class_batch(), []
+    batch, actual = class_batch(), []
     for t in (1.0, "learned"):
         one = learner(method, t)
         one(batch, generator()).backward()
-        found.append({n: p.grad for n, p in one.named_parameters()})
-    assert set(found[1]) - set(found[0]) == {"likelihood.log_temperature"}
-    for name, g in found[0].items():
-        torch.testing.assert_close(found[1][name], g, rtol=1e-12, atol=1e-14)
+        actual.append({n: p.grad for n, p in one.named_parameters()})
+    assert set(actual[1]) - set(actual[0]) == {"likelihood.log_temperature"}
+    for name, g in actual[0].items():
+        torch.testing.assert_close(actual[1][name], g, rtol=1e-12, atol=1e-14)
 
 
 def test_predictions_are_the_softmax_of_outputs_times_t():
@@ -120,9 +120,9 @@ def test_a_likelihood_of_ones_own_says_its_probabilities():
     torch.manual_seed(0)
     one = ibaml.methods.maml(ibaml.nn.mlp(3, 1), likelihood=Ordinal())
     x, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
-    found = one.adapt(x, y).predict_proba(x)
-    assert found.shape == (6, 3)
-    torch.testing.assert_close(found.sum(-1), torch.ones(6))
+    probabilities = one.adapt(x, y).predict_proba(x)
+    assert probabilities.shape == (6, 3)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(6))
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan, True, "warm"])
@@ -151,9 +151,9 @@ def test_the_fit_is_the_minimum_of_the_nll(log_t, seed, draws):
         p = (math.exp(log_t) * z.double()).softmax(-1).mean(1)
         return -float(p.gather(-1, y[..., None]).log().sum())
 
-    found = fit_log_temperature([z[:2], z[2:]], [y[:2], y[2:]])
+    fitted = fit_log_temperature([z[:2], z[2:]], [y[:2], y[2:]])
     grid = np.linspace(-LIMIT, LIMIT, 601)
-    assert nll(found) <= min(map(nll, grid)) + 1e-3
+    assert nll(fitted) <= min(map(nll, grid)) + 1e-3
 
 
 def test_tasks_that_do_not_say_give_the_limit():
@@ -242,8 +242,8 @@ def test_the_temperature_is_recommended_by_the_data_and_the_network(
     classes, val, net, method, expected
 ):
     model = ibaml.nn.conv4(5, 2, 1, 16) if net == "conv4" else ibaml.nn.mlp(256, 5)
-    found = ibaml.recommend(method, model, dataset(classes, val))["likelihood"]
-    assert found.chosen == expected
+    likelihood = ibaml.recommend(method, model, dataset(classes, val))["likelihood"]
+    assert likelihood.chosen == expected
 
 
 def test_the_command_line_takes_what_python_recommends(tmp_path):

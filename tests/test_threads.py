@@ -37,14 +37,14 @@ def _many_turns() -> Iterator[None]:
 
 def together(*jobs: Callable[[], Any], seconds: float = 60) -> list[Any]:
     """What the jobs return, each in a thread of its own, begun at the same moment."""
-    found: list[Any] = [None] * len(jobs)
+    results: list[Any] = [None] * len(jobs)
     failed: list[BaseException] = []
     start = Barrier(len(jobs))
 
     def do(i: int, job: Callable[[], Any]) -> None:
         try:
             start.wait(seconds)
-            found[i] = job()
+            results[i] = job()
         except BaseException as error:
             failed.append(error)
 
@@ -56,7 +56,7 @@ def together(*jobs: Callable[[], Any], seconds: float = 60) -> list[Any]:
     assert not any(thread.is_alive() for thread in threads), "a deadlock"
     if failed:
         raise failed[0]
-    return found
+    return results
 
 
 def _pause(*_: Any) -> None:
@@ -118,8 +118,8 @@ def test_every_thread_gets_what_one_thread_gets(case):
     alone = copy.deepcopy(learner)
     expected = [answer(alone, task) for task in range(THREADS)]
     before = _kept(learner)
-    found = together(*(lambda t=t: answer(learner, t) for t in range(THREADS)))
-    for one, other in zip(found, expected, strict=True):
+    answers = together(*(lambda t=t: answer(learner, t) for t in range(THREADS)))
+    for one, other in zip(answers, expected, strict=True):
         assert torch.equal(one, other)
     _same_weights(learner, before)
 
@@ -128,10 +128,10 @@ def test_one_posterior_predicts_in_many_threads():
     batch = class_batch((1, 6, 6), tasks=1, ways=2)
     posterior = _learner(conv_model()).adapt_all(batch)
     expected = [posterior.nll(batch.query_x, batch.query_y, 2 + i) for i in range(4)]
-    found = together(
+    answers = together(
         *(lambda i=i: posterior.nll(batch.query_x, batch.query_y, 2 + i) for i in range(4))
     )
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(answers, expected, strict=True))
 
 
 def test_a_likelihood_with_weights_is_its_owners_in_every_thread():
@@ -147,8 +147,8 @@ def test_a_likelihood_with_weights_is_its_owners_in_every_thread():
         return torch.stack(learner.adapt(x, x[:, :1] + task).predict(x))
 
     expected = [answer(task) for task in range(4)]
-    found = together(*(lambda t=t: [answer(t) for _ in range(3)] for t in range(4)))
-    for task, answers in enumerate(found):
+    actual = together(*(lambda t=t: [answer(t) for _ in range(3)] for t in range(4)))
+    for task, answers in enumerate(actual):
         assert all(torch.equal(a, expected[task]) for a in answers)
     _same_weights(learner, before)
 
@@ -222,15 +222,15 @@ def test_a_learner_that_shares_the_weights_predicts_meanwhile():
         return others[i].adapt(x, y).predict_proba(batch.query_x[i])
 
     def loss() -> torch.Tensor:
-        found = learner(batch, torch.Generator().manual_seed(0))
-        gradients = torch.autograd.grad(found, list(learner.parameters()), allow_unused=True)
-        return torch.cat([found.detach()[None], *(g.flatten() for g in gradients if g is not None)])
+        value = learner(batch, torch.Generator().manual_seed(0))
+        gradients = torch.autograd.grad(value, list(learner.parameters()), allow_unused=True)
+        return torch.cat([value.detach()[None], *(g.flatten() for g in gradients if g is not None)])
 
     before = _kept(learner), _kept(others[-1])
     expected = [loss(), *(answer(i) for i in range(4))]
     jobs = [loss, *(lambda i=i: answer(i) for i in range(4))]
-    found = together(*(lambda job=job: [job() for _ in range(4)] for job in jobs))
-    for answers, right in zip(found, expected, strict=True):
+    actual = together(*(lambda job=job: [job() for _ in range(4)] for job in jobs))
+    for answers, right in zip(actual, expected, strict=True):
         assert all(torch.equal(a, right) for a in answers)
     _same_weights(learner, before[0])
     _same_weights(others[-1], before[1])
@@ -277,8 +277,8 @@ def test_a_second_training_call_is_refused_and_the_first_goes_on(who):
         finally:
             opened.set()
 
-    found, _ = together(loss, second)
-    assert torch.equal(found, expected)
+    answers, _ = together(loss, second)
+    assert torch.equal(answers, expected)
     _same_weights(learner, before)
     assert torch.equal(together(loss)[0], expected), "then another thread may"
 
@@ -354,17 +354,19 @@ def test_the_last_call_does_not_decide_the_next():
     plan = {"norm_stats": "running"}
 
     def answers() -> list[torch.Tensor]:
-        found = [learner.adapt(*nothing, **plan).predict_proba(query)]
+        probabilities = [learner.adapt(*nothing, **plan).predict_proba(query)]
         batch = ibaml.TaskBatch(*(t[None] for t in (*small, *small)))
-        found.append(learner.problem(batch, 0)[0](torch.zeros(1, 2 * learner.layout.size).to(F64)))
-        return [*found, learner.adapt(*small, **plan).predict_proba(query)]
+        probabilities.append(
+            learner.problem(batch, 0)[0](torch.zeros(1, 2 * learner.layout.size).to(F64))
+        )
+        return [*probabilities, learner.adapt(*small, **plan).predict_proba(query)]
 
     expected, strategy = answers(), learner.strategy
     for left in (large, small, pictures(2, 8, 1)):
         learner.adapt(*left)
         assert learner.strategy == strategy, "it tells of training"
-        for found, right in zip(answers(), expected, strict=True):
-            assert torch.equal(found, right)
+        for actual, right in zip(answers(), expected, strict=True):
+            assert torch.equal(actual, right)
 
 
 def test_a_posterior_that_training_overtook_refuses_to_predict():
@@ -396,8 +398,8 @@ def test_a_copy_is_free_whatever_the_learner_is_doing():
     expected = learner.adapt_all(batch).predict_proba(batch.query_x)
     with learner.one_meta_step(), held(learner.model):
         for made in (copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
-            (found,) = together(lambda made=made: made.adapt_all(batch))
-            assert torch.equal(found.predict_proba(batch.query_x), expected)
+            (posteriors,) = together(lambda made=made: made.adapt_all(batch))
+            assert torch.equal(posteriors.predict_proba(batch.query_x), expected)
             together(lambda made=made: made(batch).backward())
             moved, still = (dict(of.model.named_buffers()) for of in (made, learner))
             assert not torch.equal(moved["1.running_mean"], still["1.running_mean"])

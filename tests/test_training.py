@@ -15,7 +15,7 @@ import torch
 
 import ibaml
 from ibaml.training import RunError, TrainingError, open_run, resolve, resume, train
-from ibaml.training.outer import Average, build_optimiser, rate_at
+from ibaml.training.outer import Average, build_optimizer, rate_at
 from ibaml.training.processes import Processes
 from live_bytes import peak_bytes
 from oracles import relative
@@ -69,13 +69,13 @@ def test_micro_batches_with_batch_norm_move_running_statistics_once(tmp_path):
             "threads": 1,
         }
     )
-    found = []
+    actual = []
     for micro in (None, 1):
         trainer = make(replace(settings, micro_batch=micro))
-        found.append(
+        actual.append(
             (gradient(trainer), {n: b.clone() for n, b in trainer.learner.named_buffers()})
         )
-    (whole, buffers), (parts, others) = found
+    (whole, buffers), (parts, others) = actual
     assert relative(parts, whole) <= 1e-12
     moved = [n for n in buffers if n.endswith("running_mean")]
     assert moved
@@ -89,15 +89,15 @@ def test_a_diverging_task_leaves_the_others_gradient_however_they_are_batched():
     """The mean is over the tasks that took part, in one batch and in micro-batches."""
     settings = waves(method="maml", dtype="float64", tasks=6, steps=3)
     ill = _IllTasks(make(settings).tasks, {2, 3})
-    found = {}
+    actual = {}
     for micro in (None, 1, 2, 4):
         trainer = make(replace(settings, micro_batch=micro))
         trainer.tasks = ill
         _, kept, out, _ = trainer.gradient(0)
         assert (int(kept), int(out)) == (4, 2)
-        found[micro] = torch.cat([p.grad.reshape(-1) for p in trainer.parameters])
+        actual[micro] = torch.cat([p.grad.reshape(-1) for p in trainer.parameters])
     for micro in (1, 2, 4):
-        assert relative(found[micro], found[None]) <= 1e-12
+        assert relative(actual[micro], actual[None]) <= 1e-12
 
 
 class _IllTasks:
@@ -170,7 +170,7 @@ def test_processes_share_all_tasks_evenly():
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-# --- the outer optimiser -------------------------------------------------------------------------
+# --- the outer optimizer -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -201,18 +201,18 @@ def test_the_average_weighs_iterates_geometrically():
 
 
 @pytest.mark.parametrize(
-    "optimiser", ["adam", "adamw", "sgd", "rmsprop", "radam", "nadam", "adagrad"]
+    "optimizer", ["adam", "adamw", "sgd", "rmsprop", "radam", "nadam", "adagrad"]
 )
-def test_every_optimiser_resumes_bit_for_bit(optimiser, tmp_path):
-    extra = {"momentum": 0.9} if optimiser in ("sgd", "rmsprop") else {}
-    lr = 1e-4 if optimiser == "sgd" else 1e-3
+def test_every_optimizer_resumes_bit_for_bit(optimizer, tmp_path):
+    extra = {"momentum": 0.9} if optimizer in ("sgd", "rmsprop") else {}
+    lr = 1e-4 if optimizer == "sgd" else 1e-3
     settings = waves(
-        method="fomaml", optimiser=optimiser, meta_lr=lr, iterations=6, checkpoint_every=3,
+        method="fomaml", optimizer=optimizer, meta_lr=lr, iterations=6, checkpoint_every=3,
         val_every=0, ema=0.9, weight_decay=0.01, **extra,
     )  # fmt: skip
     assert type(
-        build_optimiser(settings, [torch.nn.Parameter(torch.ones(1))])
-    ).__name__.lower() == (optimiser)
+        build_optimizer(settings, [torch.nn.Parameter(torch.ones(1))])
+    ).__name__.lower() == (optimizer)
     train(settings, tmp_path / "whole")
     train(settings, tmp_path / "cut")
     (tmp_path / "cut" / "checkpoints" / "step-00000006.safetensors").unlink()
@@ -222,7 +222,7 @@ def test_every_optimiser_resumes_bit_for_bit(optimiser, tmp_path):
 
 def test_clipping_bounds_the_step():
     trainer = make(
-        waves(method="maml", optimiser="sgd", meta_lr=1.0, clip=0.01, schedule="constant")
+        waves(method="maml", optimizer="sgd", meta_lr=1.0, clip=0.01, schedule="constant")
     )
     before = torch.cat([p.detach().reshape(-1).clone() for p in trainer.parameters])
     step = trainer.advance()
@@ -553,8 +553,8 @@ def test_the_log_is_json_also_when_nothing_is_finite(tmp_path):
         raise AssertionError(word)
 
     lines = (run.path / "log.jsonl").read_text().splitlines()
-    found = [json.loads(line, parse_constant=never) for line in lines]
-    assert [x["loss"] for x in found if "loss" in x] == [None, None]
+    entries = [json.loads(line, parse_constant=never) for line in lines]
+    assert [x["loss"] for x in entries if "loss" in x] == [None, None]
 
 
 def test_one_task_at_a_time_is_not_refused_because_two_do_not_fit(monkeypatch):

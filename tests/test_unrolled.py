@@ -131,9 +131,11 @@ def test_abml_equals_a_hand_written_loop(objective):
     )
     loss = learner(batch, generator())
     assert float(loss.detach()) == pytest.approx(float(total.detach()), rel=1e-13)
-    found = gradients(learner, batch)
-    assert relative(found["m"], torch.cat([g.reshape(-1) for g in oracle[: len(names)]])) <= 1e-12
-    assert relative(found["rho"], torch.cat([g.reshape(-1) for g in oracle[len(names) :]])) <= 1e-12
+    actual = gradients(learner, batch)
+    assert relative(actual["m"], torch.cat([g.reshape(-1) for g in oracle[: len(names)]])) <= 1e-12
+    assert (
+        relative(actual["rho"], torch.cat([g.reshape(-1) for g in oracle[len(names) :]])) <= 1e-12
+    )
 
 
 def test_maml_equals_higher():

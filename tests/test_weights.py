@@ -133,7 +133,7 @@ class TestTiedHead:
         more = learner.adapt(batch.support_x[0], batch.support_y[0], classes=ways + 1)
         assert more.predict_proba(batch.query_x[0]).shape == (2 * ways, ways + 1)
 
-    def test_relabelling_the_classes_changes_nothing(self):
+    def test_relabeling_the_classes_changes_nothing(self):
         """The prior is exchangeable over classes: the loss is that of the renamed task (with the
         noise's rows renamed alike, here by having none to speak of)."""
         learner = plain_learner(
@@ -300,7 +300,7 @@ def test_the_devices_noise_is_normal_and_a_seeds_own():
     z = normal(seeds, 5001)
     assert z.shape == (40, 5001)
     assert scipy.stats.kstest(z.flatten().numpy(), "norm").pvalue > 1e-3
-    assert abs(float((z[:, 1:] * z[:, :-1]).mean())) < 0.01  # neighbours
+    assert abs(float((z[:, 1:] * z[:, :-1]).mean())) < 0.01  # neighbors
     assert abs(float((z[:, :2500] * z[:, 2501:5001]).mean())) < 0.01  # Box and Muller's pairs
     assert float(torch.corrcoef(z).fill_diagonal_(0).abs().max()) < 0.07  # tasks
     torch.testing.assert_close(normal(seeds[3:4], 5001)[0], z[3], rtol=0, atol=0)

@@ -38,7 +38,7 @@ class Case:
     seed: int = 0
 
     def own_net(self) -> nn.Module:
-        """A copy that normalises by the statistics of the batch and keeps none, as the examples of
+        """A copy that normalizes by the statistics of the batch and keeps none, as the examples of
         the peers do (it is also the faster way for them)."""
         net = copy.deepcopy(self.net).train()
         for layer in net.modules():

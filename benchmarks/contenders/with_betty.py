@@ -26,7 +26,7 @@ def prepare(case: Case) -> Step:
 
     get_logger().setLevel(logging.WARNING)
     tasks = list(case.tasks())
-    found: Gradients = {}
+    gradients: Gradients = {}
 
     class Outer(ImplicitProblem):
         def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -34,7 +34,7 @@ def prepare(case: Case) -> Step:
 
         def custom_optimizer_step(self) -> None:
             named = self.module.named_parameters()
-            found.update({n: p.grad.detach() for n, p in named if p.grad is not None})
+            gradients.update({n: p.grad.detach() for n, p in named if p.grad is not None})
 
     class Inner(ImplicitProblem):
         def on_inner_loop_start(self) -> None:
@@ -47,10 +47,10 @@ def prepare(case: Case) -> Step:
 
     def problem(kind: Any, name: str, config: Any, batches: list[Any]) -> Any:
         net = copy.deepcopy(case.own_net())
-        optimiser = torch.optim.SGD(net.parameters(), lr=case.lr)
+        optimizer = torch.optim.SGD(net.parameters(), lr=case.lr)
         # an iterable that never ends, since every loader is asked for its iterator once
         loader = cycle(batches)
-        return kind(name, config, module=net, optimizer=optimiser, train_data_loader=loader)
+        return kind(name, config, module=net, optimizer=optimizer, train_data_loader=loader)
 
     cg = Config(type="cg", unroll_steps=case.steps, cg_iterations=case.cg_steps, cg_alpha=1.0)
     every = Config(gradient_accumulation=len(tasks), retain_graph=True)
@@ -66,6 +66,6 @@ def prepare(case: Case) -> Step:
 
     def step() -> Gradients:
         engine.run()
-        return dict(found)
+        return dict(gradients)
 
     return step

@@ -42,12 +42,12 @@ def _maml() -> Any:
 
 
 def _maml_alone() -> Any:
-    found = PathFinder.find_spec("learn2learn")
-    if found is None or found.origin is None:
+    spec = PathFinder.find_spec("learn2learn")
+    if spec is None or spec.origin is None:
         raise ImportError("learn2learn is not installed, and in no --peers folder")
     for name in [n for n in sys.modules if n.split(".")[0] == "learn2learn"]:
         del sys.modules[name]  # what the failed import left
-    root = Path(found.origin).parent
+    root = Path(spec.origin).parent
     packages = {"learn2learn": root, "learn2learn.algorithms": root / "algorithms"}
     for name, folder in packages.items():
         package = ModuleType(name)

@@ -23,15 +23,15 @@ def prepare(case: Case) -> Step:
 
 def maml(torchopt: Any, case: Case, net: nn.Module) -> Gradients:
     net.zero_grad()
-    optimiser = torchopt.MetaSGD(net, lr=case.lr)
+    optimizer = torchopt.MetaSGD(net, lr=case.lr)
     start = torchopt.extract_state_dict(net, by="reference")
-    fresh = torchopt.extract_state_dict(optimiser, by="reference")
+    fresh = torchopt.extract_state_dict(optimizer, by="reference")
     for x, y, query_x, query_y in case.tasks():
         for _ in range(case.steps):
-            optimiser.step(nll(net(x), y))
+            optimizer.step(nll(net(x), y))
         loss = nll(net(query_x), query_y) / len(case.batch)
         torchopt.recover_state_dict(net, start)
-        torchopt.recover_state_dict(optimiser, fresh)
+        torchopt.recover_state_dict(optimizer, fresh)
         loss.backward()
     return gradients_of(net)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         training,
         weights,
     )
-    from ibaml.artefact import load_posterior
+    from ibaml.artifact import load_posterior
     from ibaml.curvature import Curvature
     from ibaml.diagnostics import Diagnostics
     from ibaml.energy import Categorical, Gaussian, Likelihood

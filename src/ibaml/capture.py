@@ -25,8 +25,8 @@ from ibaml.metastep import (
     Reads,
     each,
     reaches_outside,
-    sound,
     with_gradient,
+    zero_unless_finite,
 )
 from ibaml.solve import NewtonCG, Solver
 from ibaml.tasks import TaskBatch
@@ -118,10 +118,10 @@ class _Captured:
         for mine, theirs in pairs:
             mine.copy_(theirs, non_blocking=True)
         self._roots.copy_(task_roots(seed, batch.task_keys, self._roots.device))
-        found = self._recording
-        found.replay()
-        step: MetaStep = each(Tensor.clone, found.step)  # the next replay writes over these
-        return with_gradient(step, found.flat.clone(), found.present, self._parameters)
+        recording = self._recording
+        recording.replay()
+        step: MetaStep = each(Tensor.clone, recording.step)  # the next replay writes over these
+        return with_gradient(step, recording.flat.clone(), recording.present, self._parameters)
 
 
 class Recording:
@@ -149,7 +149,7 @@ class Recording:
         # leaves of their own, so that nothing recorded belongs to a graph outside
         leaves = {n: p.detach().requires_grad_() for n, p in named.items()}
         swapped = {f"learner.{n}": leaf for n, leaf in leaves.items()}
-        found: tuple[Tensor | None, ...] = ()
+        gradients: tuple[Tensor | None, ...] = ()
         self._graph = torch.cuda.CUDAGraph()
         with _recorded(self._graph, roots.device):
             with held(*learner.children()):
@@ -157,12 +157,12 @@ class Recording:
             if reaches_outside(step.loss, list(leaves.values())):
                 raise RuntimeError("the loss depends on tensors that are not the learner's")
             if backward:
-                found = torch.autograd.grad(step.loss, list(leaves.values()), allow_unused=True)
-            found, well = sound(found, step)
-            step.left_out.logical_or_(~well)
-            flat = [g.reshape(-1) for g in found if g is not None]
+                gradients = torch.autograd.grad(step.loss, list(leaves.values()), allow_unused=True)
+            gradients, all_finite = zero_unless_finite(gradients, step)
+            step.left_out.logical_or_(~all_finite)
+            flat = [g.reshape(-1) for g in gradients if g is not None]
             self.flat = torch.cat(flat) if flat else step.loss.new_zeros(0)
-        self.present = [g is not None for g in found]
+        self.present = [g is not None for g in gradients]
         self.step: MetaStep = each(Tensor.detach, replace(step, reads=Reads()))
 
     def replay(self) -> None:

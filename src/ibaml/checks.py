@@ -172,10 +172,10 @@ def check_tasks(
             "dimension must be the examples"
         )
     if adapts_head and not energy.layout.rows:
-        found, head = head_module(energy.model)
+        body, head = head_module(energy.model)
         if head.out_features != outputs.shape[-1]:
             raise ValueError(
-                f'adapt="head" takes the last linear layer, {found} with {head.out_features} '
+                f'adapt="head" takes the last linear layer, {body} with {head.out_features} '
                 f"outputs, and the model has {outputs.shape[-1]}: name the head, e.g. "
                 'adapt="classifier"'
             )

@@ -4,7 +4,7 @@ All three are  H = C + (1 + μ)·P  with C a curvature of the loss, P the Hessia
 penalty and μ the damping:
 
     energy   C the Hessian of the loss: H is the Hessian of E, nothing substituted
-    ggn      C the generalised Gauss–Newton matrix JᵀΛJ, positive semi-definite for a convex loss
+    ggn      C the generalized Gauss–Newton matrix JᵀΛJ, positive semi-definite for a convex loss
     lemma    the paper's Lemma 1, in (m, d), where stationarity was substituted into H and G
 """
 
@@ -101,9 +101,9 @@ class _Hessian:
         theta = [t.detach() for t in energy.theta]
         self.leaves = {i: theta[i].clone().requires_grad_() for i in wanted}
         # an energy nothing flows into already is taken as it is, with what it has computed
-        still = not wanted and not any(t.requires_grad for t in energy.theta)
+        graph_free = not wanted and not any(t.requires_grad for t in energy.theta)
         bound = tuple(self.leaves.get(i, t) for i, t in enumerate(theta))
-        self.energy = energy if still else energy.bind(bound)
+        self.energy = energy if graph_free else energy.bind(bound)
         with torch.enable_grad():
             self.v = v.detach().clone().requires_grad_()
             self._build()
@@ -148,18 +148,18 @@ class _Hessian:
     def pull_back(self, u: Tensor) -> list[Tensor | None]:
         """The loss's part by the graph of its gradient, the penalty's as the energy gives it."""
         open_ = [i for i in self.wanted if i not in self.energy.penalized]
-        found: dict[int, Tensor | None] = {}
+        gradients: dict[int, Tensor | None] = {}
         if open_ and self.gradient.requires_grad:
             leaves = [self.leaves[i] for i in open_]
             products = torch.autograd.grad(
                 self.gradient, leaves, -u, retain_graph=True, allow_unused=True
             )
-            found = dict(zip(open_, products, strict=True))
+            gradients = dict(zip(open_, products, strict=True))
         scale = 1 + self.choice.damping
         for i, g in self._penalty_gradient(u).items():
-            loss_part = found.get(i)
-            found[i] = scale * g if loss_part is None else loss_part + scale * g
-        return [found.get(i) for i in self.wanted]
+            loss_part = gradients.get(i)
+            gradients[i] = scale * g if loss_part is None else loss_part + scale * g
+        return [gradients.get(i) for i in self.wanted]
 
     def _penalty_gradient(self, u: Tensor) -> dict[int, Tensor]:
         return self.energy.penalty_gradient(self.v.detach(), u, self.wanted)

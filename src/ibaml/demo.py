@@ -47,9 +47,9 @@ def meta_train(out: Path, iterations: int, watchers: Watchers) -> tuple[Run, Out
     """Train in ``out``/run; a demo that was interrupted goes on, a finished one begins anew."""
     folder = out / "run"
     try:
-        found = open_run(folder)
-        done, _ = found.newest()
-        if found.settings.iterations == iterations and done and done.step < iterations:
+        existing = open_run(folder)
+        done, _ = existing.newest()
+        if existing.settings.iterations == iterations and done and done.step < iterations:
             return resume(folder, watchers=watchers)
     except RunError:
         pass
@@ -67,37 +67,42 @@ class Result:
     files: list[Path]
 
 
-def judge(run: Run, out: Path, tasks: int, told: Callable[[str, int], None]) -> Result:
+def judge(run: Run, out: Path, tasks: int, on_progress: Callable[[str, int], None]) -> Result:
     """The trained learner, the prior it began from, nearest centroids: on the same new tasks."""
     protocol = Protocol(tasks=tasks)
-    found = assess(run, protocol, beside=False, told=lambda _, done: told(OURS, done))
+    assessment = assess(
+        run, protocol, beside=False, on_progress=lambda _, done: on_progress(OURS, done)
+    )
     source = open_test(run, protocol)
     assert isinstance(source, EpisodeTasks)
     # running statistics are learned, so the untrained network takes the support set's
     blank = build_learner(run.settings, build_network(run.settings, source.example_shape))
     untrained = assess_learner(
-        blank, source, replace(protocol, norm_stats="support"), told=lambda _, n: told(PRIOR, n)
+        blank,
+        source,
+        replace(protocol, norm_stats="support"),
+        on_progress=lambda _, n: on_progress(PRIOR, n),
     )
     floor = nearest_centroid(
         source.data, protocol.split, source.ways, source.shots, source.queries, tasks
     )
-    scores = {OURS: found.main, PRIOR: untrained.main}
+    scores = {OURS: assessment.main, PRIOR: untrained.main}
     figures = {name: s.summary() for name, s in scores.items()}
     figures[PIXELS] = {"accuracy": mean_interval(floor)}
-    ours = found.main.means()["accuracy"]
+    ours = assessment.main.means()["accuracy"]
     leads = {
-        PRIOR: paired(untrained.main, found.main)["accuracy"],
+        PRIOR: paired(untrained.main, assessment.main)["accuracy"],
         PIXELS: mean_interval(ours - np.asarray(floor)),
     }
     classes = {n: s for n, s in scores.items() if isinstance(s, ClassScores)}
     files = [
         draw_reliability(classes, out / "reliability.png", "Glyphs of scripts never seen"),
-        draw_predictions(found.learner, source, out / "episode.png"),
+        draw_predictions(assessment.learner, source, out / "episode.png"),
         out / "scores.json",
     ]
     content = {
         "tasks": tasks,
-        "iteration": found.step,
+        "iteration": assessment.step,
         "torch": str(torch.__version__),
         "figures": {n: {m: plain(i) for m, i in s.items()} for n, s in figures.items()},
         "lead in accuracy": {n: plain(i) for n, i in leads.items()},

@@ -124,8 +124,8 @@ def _heads(task: Posteriors, weights: dict[str, Tensor]) -> Heads | None:
     draws = next(iter(weights.values())).shape[1]
 
     def stacked(part: str) -> Tensor | None:
-        if (found := weights.get(dot + part)) is not None:
-            return found[0].clone()
+        if (part_weights := weights.get(dot + part)) is not None:
+            return part_weights[0].clone()
         shared = constants.get(dot + part)
         return None if shared is None else shared.detach().expand(draws, *shared.shape).clone()
 

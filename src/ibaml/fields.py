@@ -178,12 +178,12 @@ def fields_of(table: type) -> Mapping[str, Setting]:
     """The fields of a table of options, by name, in their order; a field that is an ordinary one of
     a dataclass has its kind and default alone."""
     hints = typing.get_type_hints(table)
-    found = {}
+    by_name = {}
     for f in dataclasses.fields(table):
         kind, several, choices = _kind(hints[f.name])
         declared = {"choices": choices, **f.metadata}
-        found[f.name] = Setting(f.name, kind, several, f.default, **declared)
-    return types.MappingProxyType(found)
+        by_name[f.name] = Setting(f.name, kind, several, f.default, **declared)
+    return types.MappingProxyType(by_name)
 
 
 def _kind(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
@@ -211,12 +211,12 @@ def chosen(
     for name in given:
         if name not in fields:
             raise SettingsError(unknown(name, fields, whose))
-    found = {}
+    values = {}
     for name, value in given.items():
         if value is not None:
             read = words and isinstance(value, str)
-            found[name] = fields[name].read(value) if read else fields[name].checked(value)
-    return found
+            values[name] = fields[name].read(value) if read else fields[name].checked(value)
+    return values
 
 
 def require(options: Any) -> None:
@@ -271,20 +271,20 @@ def read_toml(path: Path, table: type) -> dict[str, Any]:
         raise SettingsError(f"{path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is no TOML: {error}") from error
-    found = {}
+    settings = {}
     for name, value in content.items():
         if isinstance(value, Mapping):
             raise SettingsError(f"{path}: [{name}] is a table; settings are flat, e.g. ways = 5")
         plain = name.replace("-", "_")
-        if plain in found:
+        if plain in settings:
             raise SettingsError(
                 f"{path}: {plain} is there twice, with dashes and underscores: keep one"
             )
-        found[plain] = value
-    for name in found:
+        settings[plain] = value
+    for name in settings:
         if name not in fields_of(table):
             raise SettingsError(unknown(name, fields_of(table), str(path)))
-    return found
+    return settings
 
 
 def write_toml(options: Any) -> str:

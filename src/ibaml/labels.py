@@ -17,8 +17,8 @@ def as_tensor(values: Any, name: str, dtype: torch.dtype) -> Tensor:
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} must be numbers, got an array of {array.dtype}")
-    found = torch.as_tensor(np.ascontiguousarray(array))
-    return found.to(dtype) if found.is_floating_point() else found
+    tensor = torch.as_tensor(np.ascontiguousarray(array))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def is_numbers(y: Any) -> bool:
@@ -64,5 +64,5 @@ def decoded(indices: Tensor, classes: Sequence[Any]) -> np.ndarray:
     """The labels of class indices, as an array of their own kind."""
     names = np.empty(len(classes), dtype=object)
     names[:] = list(classes)
-    found = names[indices.detach().cpu().numpy()]
-    return np.array(found.tolist()) if len(found) else found
+    labels = names[indices.detach().cpu().numpy()]
+    return np.array(labels.tolist()) if len(labels) else labels

@@ -70,16 +70,16 @@ def free_bytes(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free + held)
-    found = []
+    limits = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
+                limits.append(int(line.split()[1]) * 1024)
     except OSError:
         pass
     if (left := _group_bytes()) is not None:
-        found.append(left)
-    return max(0, min(found)) if found else None
+        limits.append(left)
+    return max(0, min(limits)) if limits else None
 
 
 def _group_bytes() -> int | None:

@@ -72,13 +72,13 @@ class MetaStep:
         """The linear solve of every task, once there was one; one left out has solved nothing."""
         if self.rebuilt is None:
             return self.record.linear
-        record, kept = self.rebuilt
-        found = record.linear
-        if found is None:
+        record, takes_part = self.rebuilt
+        solution = record.linear
+        if solution is None:
             return None
-        whole = _unsolved(found, len(self.left_out))
-        for f in fields(found):
-            getattr(whole, f.name)[kept] = getattr(found, f.name)
+        whole = _unsolved(solution, len(self.left_out))
+        for f in fields(solution):
+            getattr(whole, f.name)[takes_part] = getattr(solution, f.name)
         return whole
 
 
@@ -111,11 +111,11 @@ class _Known(torch.autograd.Function):
         (flat,) = ctx.saved_tensors
         shapes = [s for (s, _), here in zip(ctx.like, ctx.present, strict=True) if here]
         parts = iter((flat * upstream).split([math.prod(s) for s in shapes]))
-        found = [
+        gradients = [
             next(parts).view(shape).to(dtype) if here else None
             for (shape, dtype), here in zip(ctx.like, ctx.present, strict=True)
         ]
-        return None, None, None, *found
+        return None, None, None, *gradients
 
 
 @dataclass(frozen=True)
@@ -170,37 +170,39 @@ class _Guarded(torch.autograd.Function):
             whole = repair.without(torch.zeros(repair.tasks, dtype=torch.bool))
             assert whole is not None
             inner = [whole.reads.inner[i] for i in wanted]
-            return _sound(whole, torch.autograd.grad(whole.loss, inner, allow_unused=True))
+            return _all_finite(whole, torch.autograd.grad(whole.loss, inner, allow_unused=True))
 
-        found = gradient(step, keep)
+        gradients = gradient(step, keep)
         if repair is None:
-            found, well = sound(found, step)
-            step.left_out.logical_or_(~well)
-        elif not _sound(step, found):
+            gradients, all_finite = zero_unless_finite(gradients, step)
+            step.left_out.logical_or_(~all_finite)
+        elif not _all_finite(step, gradients):
             with torch.enable_grad():
                 scaled = not bool((upstream == 1).all())
                 if not (scaled and well_without_scale()):
                     alone = (repair.alone(t) for t in range(repair.tasks))
-                    ill = [not _sound(one, gradient(one)) for one in alone]
-                    again = repair.without(torch.tensor(ill))
+                    bad_tasks = [not _all_finite(one, gradient(one)) for one in alone]
+                    again = repair.without(torch.tensor(bad_tasks))
                     if again is not None:
-                        found = gradient(again)
+                        gradients = gradient(again)
                     else:
-                        found = tuple(None if g is None else torch.zeros_like(g) for g in found)
-        given = dict(zip(wanted, found, strict=True))
+                        gradients = tuple(
+                            None if g is None else torch.zeros_like(g) for g in gradients
+                        )
+        given = dict(zip(wanted, gradients, strict=True))
         if not keep:  # a loss that somebody keeps does not keep its tasks
             ctx.step = ctx.repair = None
         return None, None, *(given.get(i) for i in range(len(step.reads.outer)))
 
 
-def _sound(step: MetaStep, found: Sequence[Tensor | None]) -> bool:
+def _all_finite(step: MetaStep, gradients: Sequence[Tensor | None]) -> bool:
     """Whether the gradient of a meta-step is finite, and that of every task in it was (a linear
     solver takes zero in the place of what is not)."""
-    finite = all(bool(g.isfinite().all()) for g in found if g is not None)
-    return finite and bool(linear_well(step))
+    finite = all(bool(g.isfinite().all()) for g in gradients if g is not None)
+    return finite and bool(linear_solve_succeeded(step))
 
 
-def linear_well(step: MetaStep) -> Tensor:
+def linear_solve_succeeded(step: MetaStep) -> Tensor:
     """Whether no task's linear system met a value that is not finite."""
     record = step.record if step.rebuilt is None else step.rebuilt[0]
     if record.linear is None:
@@ -208,14 +210,16 @@ def linear_well(step: MetaStep) -> Tensor:
     return (record.linear.reason != Reason.NONFINITE).all()
 
 
-def sound(
-    found: Sequence[Tensor | None], step: MetaStep
+def zero_unless_finite(
+    gradients: Sequence[Tensor | None], step: MetaStep
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
     """The gradients of a meta-step, or zeros in their place where they are not sound; and which it
     was, without waiting."""
-    finite = [g.isfinite().all() for g in found if g is not None]
-    well = torch.stack([linear_well(step), *finite]).all()
-    return tuple(None if g is None else torch.where(well, g, 0.0) for g in found), well
+    finite = [g.isfinite().all() for g in gradients if g is not None]
+    all_finite = torch.stack([linear_solve_succeeded(step), *finite]).all()
+    return tuple(
+        None if g is None else torch.where(all_finite, g, 0.0) for g in gradients
+    ), all_finite
 
 
 def _unsolved(like: LinearSolution, tasks: int) -> LinearSolution:
@@ -227,17 +231,19 @@ def _unsolved(like: LinearSolution, tasks: int) -> LinearSolution:
     )
 
 
-def each(change: Callable[[Tensor], Tensor], found: Any) -> Any:
+def each(change: Callable[[Tensor], Tensor], structure: Any) -> Any:
     """The same structure with every tensor changed."""
-    if isinstance(found, Tensor):
-        return change(found)
-    if is_dataclass(found) and not isinstance(found, type):
-        return type(found)(**{f.name: each(change, getattr(found, f.name)) for f in fields(found)})
-    if isinstance(found, dict):
-        return {key: each(change, value) for key, value in found.items()}
-    if isinstance(found, list | tuple):
-        return type(found)(each(change, value) for value in found)
-    return found
+    if isinstance(structure, Tensor):
+        return change(structure)
+    if is_dataclass(structure) and not isinstance(structure, type):
+        return type(structure)(
+            **{f.name: each(change, getattr(structure, f.name)) for f in fields(structure)}
+        )
+    if isinstance(structure, dict):
+        return {key: each(change, value) for key, value in structure.items()}
+    if isinstance(structure, list | tuple):
+        return type(structure)(each(change, value) for value in structure)
+    return structure
 
 
 def reaches_outside(loss: Tensor, leaves: list[Tensor]) -> bool:

@@ -225,14 +225,14 @@ def _make(
 
 def _what_matters(options: Mapping[str, Any]) -> dict[str, Any]:
     """What the recommended values of other settings depend on."""
-    found: dict[str, Any] = {"inner_lr": options.get("lr")}
+    settings: dict[str, Any] = {"inner_lr": options.get("lr")}
     if isinstance(options.get("solver"), str):
-        found["solver"] = options["solver"]
+        settings["solver"] = options["solver"]
     elif isinstance(options.get("gradient"), Unrolled):
-        found["solver"] = "descent"  # a line search has no derivative
+        settings["solver"] = "descent"  # a line search has no derivative
     if isinstance(likelihood := options.get("likelihood"), Gaussian):
-        found["noise_std"] = math.exp(float(likelihood.log_noise.detach()))
-    return found
+        settings["noise_std"] = math.exp(float(likelihood.log_noise.detach()))
+    return settings
 
 
 def _refuse_unknown(method: str, given: Mapping[str, Any], known: set[str]) -> None:

@@ -115,9 +115,9 @@ class Posteriors:
     ) -> Tensor:
         """The network's outputs for inputs x (T, M, …) under draws: (T, S, M, …)."""
         with torch.inference_mode(False), torch.no_grad():
-            found = self._outputs(x.clone() if x.is_inference() else x, samples, generator)
+            outputs = self._outputs(x.clone() if x.is_inference() else x, samples, generator)
             self._check_fresh()  # another thread may have trained meanwhile
-            return found
+            return outputs
 
     def _outputs(self, x: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
         self._check_fresh()
@@ -308,7 +308,7 @@ class Posterior:
             examples: where `needs_examples`, the prepared examples go into the file (never the
                 originals); False refuses then.
         """
-        from ibaml.artefact import save_posterior
+        from ibaml.artifact import save_posterior
 
         return save_posterior(self, path, examples=examples)
 

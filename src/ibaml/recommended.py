@@ -79,7 +79,7 @@ def recommended(
 
 
 def recommended_meta_lr(*, head: bool) -> float:
-    """The step size of the prior's optimiser (Adam)."""
+    """The step size of the prior's optimizer (Adam)."""
     return 0.01 if head else 0.003
 
 

@@ -81,10 +81,10 @@ def _products_error(energy: TaskEnergy, v: Tensor, u: Tensor, gauss_newton: bool
         leaves = [t.detach().clone().requires_grad_() for t in (v, *theta)]
         loss = energy.bind(tuple(leaves[1:])).loss(leaves[0]).sum()
         (slope,) = torch.autograd.grad(loss, leaves[0], create_graph=True, allow_unused=True)
-        found: Sequence[Tensor | None] = [None] * len(leaves)
+        gradients: Sequence[Tensor | None] = [None] * len(leaves)
         if slope is not None and slope.requires_grad:
-            found = torch.autograd.grad(slope, leaves, u.expand_as(slope), allow_unused=True)
-        products = _or_zeros(found, leaves)
+            gradients = torch.autograd.grad(slope, leaves, u.expand_as(slope), allow_unused=True)
+        products = _or_zeros(gradients, leaves)
         both = []
         for h in (step, 4 * step):
             pairs = zip(slopes(v + h * u), slopes(v - h * u), strict=True)
@@ -119,8 +119,8 @@ def _is_smooth(energy: TaskEnergy, at: Tensor, u: Tensor) -> bool:
             up, down = (float(energy.loss(at + sign * step * u).sum()) for sign in (1, -1))
     except Exception:
         return False
-    found, quotient = float((slope * u).sum()), (up - down) / (2 * step)
-    return abs(found - quotient) <= 1e-3 * float(slope.norm() * u.norm()) / u.numel() ** 0.5
+    slope_along, quotient = float((slope * u).sum()), (up - down) / (2 * step)
+    return abs(slope_along - quotient) <= 1e-3 * float(slope.norm() * u.norm()) / u.numel() ** 0.5
 
 
 def _prior_product(energy: TaskEnergy, v: Tensor, u: Tensor) -> Tensor:
@@ -139,13 +139,13 @@ def _gauss_newton_quotient(energy: TaskEnergy, v: Tensor, u: Tensor, step: float
 
     def slope(point: Tensor) -> Tensor:
         point = point.detach().requires_grad_()
-        (found,) = torch.autograd.grad(energy.output_loss(point).sum(), point)
-        return found
+        (gradient,) = torch.autograd.grad(energy.output_loss(point).sum(), point)
+        return gradient
 
     bent = (slope(outputs + step * moved) - slope(outputs - step * moved)) / (2 * step)
-    (found,) = torch.autograd.grad(outputs, v, bent, allow_unused=True)
-    return torch.zeros_like(v) if found is None else found
+    (gradient,) = torch.autograd.grad(outputs, v, bent, allow_unused=True)
+    return torch.zeros_like(v) if gradient is None else gradient
 
 
-def _or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]
+def _or_zeros(gradients: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]

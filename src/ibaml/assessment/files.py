@@ -18,17 +18,19 @@ from ibaml.tasks.keyed import Target
 
 
 def write_assessment(
-    found: Assessment, folder: Path, facts: Mapping[str, Any], split: str = "test"
+    assessment: Assessment, folder: Path, facts: Mapping[str, Any], split: str = "test"
 ) -> list[Path]:
     """summary.json, tasks.csv and tasks.json, and the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {**facts, **drawn_facts(found.main, found.source.target)}
+    facts = {**facts, **drawn_facts(assessment.main, assessment.source.target)}
     summary = {
         name: {metric: plain(value) for metric, value in scores.summary().items()}
-        for name, scores in found.scores.items()
+        for name, scores in assessment.scores.items()
     }
     rows = [
-        {"protocol": name, **row} for name, scores in found.scores.items() for row in scores.rows()
+        {"protocol": name, **row}
+        for name, scores in assessment.scores.items()
+        for row in scores.rows()
     ]
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
@@ -38,14 +40,19 @@ def write_assessment(
     write_whole(
         files[0],
         json.dumps(
-            {**facts, "iteration": found.step, "diverged": found.diverged, "results": summary},
+            {
+                **facts,
+                "iteration": assessment.step,
+                "diverged": assessment.diverged,
+                "results": summary,
+            },
             indent=2,
         )
         + "\n",
     )
     write_whole(files[1], text.getvalue())
     write_whole(files[2], json.dumps(rows) + "\n")
-    return [*files, *draw_assessment(found, folder, split)]
+    return [*files, *draw_assessment(assessment, folder, split)]
 
 
 def drawn_facts(scores: Scores, target: Target | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ibaml.training.run import Run
 from ibaml.training.start import load_run
 from ibaml.words import NormStats
 
-Told = Callable[[str, int], None]  # which protocol, tasks done
+OnProgress = Callable[[str, int], None]  # which protocol, tasks done
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def assess(
     protocol: Protocol,
     *,
     beside: bool = True,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
     progress: Progress | None = None,
 ) -> Assessment:
     """The learner of a run on the tasks of the protocol.
@@ -51,7 +51,9 @@ def assess(
     """
     source = open_test(run, protocol, progress)
     learner, step = load_run(run, protocol.which, pick_device(protocol.device))
-    return assess_learner(learner, source, protocol, step=step, beside=beside, told=told)
+    return assess_learner(
+        learner, source, protocol, step=step, beside=beside, on_progress=on_progress
+    )
 
 
 def assess_learner(
@@ -61,7 +63,7 @@ def assess_learner(
     *,
     step: int = 0,
     beside: bool = True,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Assessment:
     """Any learner on the tasks of the protocol."""
     if protocol.steps is not None:
@@ -69,8 +71,10 @@ def assess_learner(
         learner = learner.replace(solver=solver)
     scores, diverged = {}, {}
     for name, norm_stats in norm_protocols(learner, protocol.norm_stats, beside).items():
-        report = (lambda done, name=name: told(name, done)) if told is not None else None
-        ill: list[int] = []
+        report = (
+            (lambda done, name=name: on_progress(name, done)) if on_progress is not None else None
+        )
+        diverged_keys: list[int] = []
         scores[name] = score_tasks(
             learner,
             source,
@@ -80,9 +84,9 @@ def assess_learner(
             norm_stats=norm_stats,
             batch=protocol.batch,
             progress=report,
-            diverged=ill,
+            diverged=diverged_keys,
         )
-        diverged[name] = len(ill)
+        diverged[name] = len(diverged_keys)
     return Assessment(learner, source, step, scores, diverged)
 
 

@@ -15,23 +15,25 @@ from ibaml.report import Fit, draw_episode, draw_fits, draw_reliability, draw_se
 from ibaml.tasks import EpisodeTasks, SinusoidTasks
 
 
-def draw_assessment(found: Assessment, folder: Path, split: str = "test") -> list[Path]:
+def draw_assessment(assessment: Assessment, folder: Path, split: str = "test") -> list[Path]:
     """The pictures of a run: reliability, selective accuracy and an episode, or fits; none where
     matplotlib is missing, for the figures are written already."""
     if missing("matplotlib") is not None:
         return []
     pictures = []
-    classes = {n or "test tasks": s for n, s in found.scores.items() if isinstance(s, ClassScores)}
+    classes = {
+        n or "test tasks": s for n, s in assessment.scores.items() if isinstance(s, ClassScores)
+    }
     if classes:
-        title = f"{found.source.name}: confidence and accuracy"
+        title = f"{assessment.source.name}: confidence and accuracy"
         pictures.append(draw_reliability(classes, folder / "reliability.png", title))
-        title = f"{found.source.name}: accuracy when the least sure are left out"
+        title = f"{assessment.source.name}: accuracy when the least sure are left out"
         pictures.append(draw_selective(classes, folder / "selective.png", title))
-    if isinstance(found.source, EpisodeTasks) and found.source.data.is_image:
+    if isinstance(assessment.source, EpisodeTasks) and assessment.source.data.is_image:
         path = folder / "episode.png"
-        pictures.append(draw_predictions(found.learner, found.source, path, split))
-    if isinstance(found.source, SinusoidTasks):
-        pictures.append(draw_waves(found.learner, found.source, folder / "fits.png"))
+        pictures.append(draw_predictions(assessment.learner, assessment.source, path, split))
+    if isinstance(assessment.source, SinusoidTasks):
+        pictures.append(draw_waves(assessment.learner, assessment.source, folder / "fits.png"))
     return pictures
 
 
@@ -42,7 +44,7 @@ def draw_predictions(
     episodes = source.episodes(split)
     batch = episodes.batch([key])
     said = learner.adapt_all(batch).predict_proba(batch.query_x)[0].cpu()
-    plain = replace(episodes, normalise=False, device="cpu").batch([key])
+    plain = replace(episodes, normalize=False, device="cpu").batch([key])
     rows, _ = episodes.draw(key)
     names = [source.data.classes[source.data.labels[r[0]]] for r in rows]
     shown = min(4, episodes.queries)

@@ -12,7 +12,7 @@ from rich.table import Table
 from ibaml._version import __version__
 from ibaml.cli import bench, evaluate, reproduce, train
 from ibaml.cli.data import app as data
-from ibaml.cli.screen import LiveView, console, say, told
+from ibaml.cli.screen import LiveView, console, errors_as_sentences, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -78,7 +78,7 @@ def demo(
     from ibaml import demo as story
 
     began = time.monotonic()
-    with told():
+    with errors_as_sentences():
         out.mkdir(parents=True, exist_ok=True)
         run, outcome = story.meta_train(
             out, iterations, lambda run, learner: [LiveView(run.settings.log_every, "accuracy")]

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from ibaml.cli.options import with_options
 from ibaml.cli.progress import counting
-from ibaml.cli.screen import console, say, say_if_without_pictures, told
+from ibaml.cli.screen import console, errors_as_sentences, say, say_if_without_pictures
 from ibaml.extras import missing
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def complexity(
     from ibaml.paper.complexity.result import read
     from ibaml.paper.complexity.sweep import Sweep
 
-    with told():
+    with errors_as_sentences():
         if from_ is not None:
             _refuse_beside_from(json, given)
             measured = read(from_)

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from ibaml.cli.screen import console, say, told
+from ibaml.cli.screen import console, errors_as_sentences, say
 from ibaml.extras import need
 
 if TYPE_CHECKING:
@@ -88,18 +88,18 @@ def list_() -> None:
     from ibaml.tasks.catalog import CATALOG
 
     table = Table()
-    for title in ("name", "what", "licence"):
+    for title in ("name", "what", "license"):
         table.add_column(title)
     for known in CATALOG.values():
-        table.add_row(known.name, known.about, known.licence)
+        table.add_row(known.name, known.about, known.license)
     console.print(table)
     console.print("Or give the path of an image folder, a zip of one, or a CSV (path,label,split).")
 
 
 @app.command()
 def info(spec: Spec, root: Root = None, splits: Splits = None, image_size: Size = None) -> None:
-    """Show classes, images, splits, licence, mean and deviation."""
-    with told():
+    """Show classes, images, splits, license, mean and deviation."""
+    with errors_as_sentences():
         data = load(spec, root, splits, image_size)
     counts = [data.count(c) for c in range(len(data.classes))]
     mean, std = data.moments
@@ -114,7 +114,7 @@ def info(spec: Spec, root: Root = None, splits: Splits = None, image_size: Size 
         table.add_row(f"split {split}", f"{len(members)} classes, {images:,} images")
     table.add_row("mean", ", ".join(f"{m:.4f}" for m in mean))
     table.add_row("deviation", ", ".join(f"{s:.4f}" for s in std))
-    table.add_row("licence", data.licence)
+    table.add_row("license", data.license)
     table.add_row("digest", data.digest[:24])
     console.print(table)
 
@@ -136,10 +136,10 @@ def preview(
     from ibaml.report import draw_episode
     from ibaml.tasks.episodes import Episodes
 
-    with told():
+    with errors_as_sentences():
         need("matplotlib")  # said before anything is decoded
         data = load(spec, root, splits, image_size)
-        episodes = Episodes(data, split, ways, shots, queries, normalise=False)
+        episodes = Episodes(data, split, ways, shots, queries, normalize=False)
         batch = episodes.batch([key])
         rows, _ = episodes.draw(key)
     names = [data.classes[data.labels[r[0]]] for r in rows]
@@ -149,7 +149,7 @@ def preview(
     headline = f"{data.name}, {split}: {ways}-way {shots}-shot, episode {key}"
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         path = path.with_name(f"{path.name}.png")
-    with told():
+    with errors_as_sentences():
         say(draw_episode(support, query, names, path, headline))
 
 
@@ -170,24 +170,24 @@ def check(
     """
     from ibaml.tasks.inspect import inspect_dataset, nearest_centroid
 
-    with told():
+    with errors_as_sentences():
         data = load(spec, root, splits, image_size)
-    found = inspect_dataset(data, shots + queries)
+    report = inspect_dataset(data, shots + queries)
 
     def where(row: int) -> str:
         return data.files[row] if data.files else f"{data.classes[data.labels[row]]} #{row}"
 
     for title, pairs in (
-        ("the same image in two splits", found.leaks),
-        ("the same image twice in a split", found.duplicates),
+        ("the same image in two splits", report.leaks),
+        ("the same image twice in a split", report.duplicates),
     ):
         console.print(f"{title}: {len(pairs)}")
         for a, b in pairs[:5]:
             say(f"  {where(a)} = {where(b)}")
-    console.print(f"classes with fewer than {shots + queries} images: {len(found.small)}")
-    for name, count in found.small[:5]:
+    console.print(f"classes with fewer than {shots + queries} images: {len(report.small)}")
+    for name, count in report.small[:5]:
         say(f"  {name}: {count}")
-    console.print(f"classes in no split: {len(found.unassigned)}")
+    console.print(f"classes in no split: {len(report.unassigned)}")
     for split in data.splits:
         try:
             floor = float(nearest_centroid(data, split, ways, shots, queries).mean())
@@ -196,7 +196,7 @@ def check(
         else:
             setting = f"{ways}-way {shots}-shot nearest centroid on pixels"
             say(f"{split}: {setting} {100 * floor:.1f} % (chance {100 / ways:.0f} %)")
-    if found.serious:
+    if report.serious:
         say("The same image is in two splits: mend them before you trust a test.", style="red")
         raise typer.Exit(1)
 
@@ -216,7 +216,7 @@ def get(
     known = CATALOG[name]
     folder = data_folder(name, root)
     if not known.remotes:
-        console.print(f"{name}: {known.about}\nterms: {known.licence}\nbring: {known.layout}")
+        console.print(f"{name}: {known.about}\nterms: {known.license}\nbring: {known.layout}")
         if known.open is not None:
             say(f"put it into: {folder}")
         return
@@ -226,11 +226,11 @@ def get(
         DownloadColumn(),
         TimeRemainingColumn(),
     )
-    with told(), Progress(*columns, console=console) as bar:
+    with errors_as_sentences(), Progress(*columns, console=console) as bar:
         for remote in known.remotes:
             task = bar.add_task(remote.url.rsplit("/", 1)[-1], total=None)
             fetch(remote, folder, partial(_advance, bar, task))
-    say(f"{name} is in {folder} ({known.licence})")
+    say(f"{name} is in {folder} ({known.license})")
 
 
 @app.command()
@@ -242,24 +242,24 @@ def cache(
     """List the datasets decoded on this disk, or clear them."""
     from ibaml.tasks import cache as store
 
-    with told():
+    with errors_as_sentences():
         if clear:
             cleared = store.clear()
             say(f"removed {_count(cleared.removed)}: {_size(cleared.freed)} freed")
             for left in cleared.left:
                 say(f"left alone: {left} (not a finished dataset of ibaml's)")
             return
-        kept, folder = store.entries(), store.store_folder()
+        datasets, folder = store.entries(), store.store_folder()
     table = Table(box=None)
     table.add_column("name")
     table.add_column("size", justify="right")
     table.add_column("made")
-    for entry in kept:
+    for entry in datasets:
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.made))
         table.add_row(entry.name, _size(entry.size), made)
-    if kept:
+    if datasets:
         console.print(table, markup=False)
-    say(f"{_count(len(kept))}, {_size(sum(entry.size for entry in kept))}, in {folder}")
+    say(f"{_count(len(datasets))}, {_size(sum(entry.size for entry in datasets))}, in {folder}")
 
 
 def _count(entries: int) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ibaml.cli.data import decoding
 from ibaml.cli.options import with_options
-from ibaml.cli.screen import console, say, say_if_without_pictures, told
+from ibaml.cli.screen import console, errors_as_sentences, say, say_if_without_pictures
 
 _METRICS = {
     "accuracy": ("accuracy", 100, 1, " %"),
@@ -49,22 +49,22 @@ def evaluate(
     from ibaml.assessment import Protocol, assess, write_assessment
     from ibaml.training import open_run
 
-    with told():
+    with errors_as_sentences():
         protocol = Protocol.of(given)
         say_if_without_pictures()
         found_run = open_run(run)
         folder = out or run / "evaluation"
         folder.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
         with decoding() as decoded, counting(protocol.tasks) as count:
-            found = assess(found_run, protocol, told=count, progress=decoded)
-        facts = {"run": str(run), "protocol": vars(protocol), "data": found.source.name}
-        files = write_assessment(found, folder, facts, protocol.split)
-    title = f"{found_run.settings.method} on {found.source.name}, {_tasks(protocol, found.main)}"
-    column = "" if "" in found.scores else "norm_stats"
-    target = found.source.target
-    show({name: s.summary() for name, s in found.scores.items()}, title, column, target=target)
-    if most := max(found.diverged.values()):
-        what = "tasks" if found.main.groups is None else "draws"
+            judged = assess(found_run, protocol, on_progress=count, progress=decoded)
+        facts = {"run": str(run), "protocol": vars(protocol), "data": judged.source.name}
+        files = write_assessment(judged, folder, facts, protocol.split)
+    title = f"{found_run.settings.method} on {judged.source.name}, {_tasks(protocol, judged.main)}"
+    column = "" if "" in judged.scores else "norm_stats"
+    target = judged.source.target
+    show({name: s.summary() for name, s in judged.scores.items()}, title, column, target=target)
+    if most := max(judged.diverged.values()):
+        what = "tasks" if judged.main.groups is None else "draws"
         say(f"adaptation diverged in {most} of {protocol.tasks} {what}: there the prior answered")
     for file in files:
         say(f"  {file}")
@@ -82,7 +82,7 @@ def compare(
     from ibaml.assessment import Protocol, assess, comparable, differences, write_comparison
     from ibaml.training import open_run
 
-    with told():
+    with errors_as_sentences():
         if len(runs) < 2:
             raise ValueError("compare needs two run folders or more")
         protocol = Protocol.of(given)
@@ -93,9 +93,9 @@ def compare(
         scores = {}
         for name, run in opened.items():
             with decoding() as decoded, counting(protocol.tasks, name) as count:
-                found = assess(run, protocol, beside=False, told=count, progress=decoded)
-                scores[name], target = found.main, found.source.target
-        title = f"{_tasks(protocol, found.main)}, the same for all"
+                judged = assess(run, protocol, beside=False, on_progress=count, progress=decoded)
+                scores[name], target = judged.main, judged.source.target
+        title = f"{_tasks(protocol, judged.main)}, the same for all"
         files = write_comparison(scores, out, {"protocol": vars(protocol)}, title, target)
     show({name: s.summary() for name, s in scores.items()}, title, target=target)
     against = f"minus {next(iter(opened))} (* interval leaves 0 out)"
@@ -131,7 +131,7 @@ def show(
     ``target`` are in its own units."""
     titles = {metric: words[0] for metric, words in _METRICS.items()}
     if target is not None:
-        titles |= {"nll": "nll (standardised)", "rmse": f"RMSE of {target.name}"}
+        titles |= {"nll": "nll (standardized)", "rmse": f"RMSE of {target.name}"}
     table = Table(title=title, padding=(0, 1, 0, 0))
     table.add_column(column, no_wrap=True)
     metrics = list(next(iter(rows.values())))
@@ -144,18 +144,18 @@ def show(
     console.print(table, markup=False)
 
 
-def _digits(found: Any) -> int:
+def _digits(interval: Any) -> int:
     """Decimals that show three digits of a figure in units of any size."""
-    size = max(abs(n) for n in (found.value, found.low, found.high) if math.isfinite(n))
+    size = max(abs(n) for n in (interval.value, interval.low, interval.high) if math.isfinite(n))
     return max(0, 2 - math.floor(math.log10(size))) if size else 0
 
 
-def written(found: Any, metric: str, sign: str = "", decimals: int | None = None) -> str:
+def written(interval: Any, metric: str, sign: str = "", decimals: int | None = None) -> str:
     """A figure and its 95 % interval, on two lines."""
     _, scale, digits, unit = _METRICS[metric]
     digits = digits if decimals is None else decimals
-    value, low, high = (scale * n for n in (found.value, found.low, found.high))
-    star = " *" if sign and (found.low > 0 or found.high < 0) else ""
+    value, low, high = (scale * n for n in (interval.value, interval.low, interval.high))
+    star = " *" if sign and (interval.low > 0 or interval.high < 0) else ""
     text = f"{value:{sign}.{digits}f}"
     if abs((high - value) - (value - low)) < 0.5 * 10**-digits:
         return f"{text}{unit}{star}\n± {high - value:.{digits}f}"

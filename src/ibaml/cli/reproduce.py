@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ibaml.cli.progress import counting
-from ibaml.cli.screen import say, say_if_without_pictures, told
+from ibaml.cli.screen import errors_as_sentences, say, say_if_without_pictures
 
 if TYPE_CHECKING:
     from ibaml.paper.study import Study
@@ -62,7 +62,7 @@ def reproduce(
     from ibaml.paper.folder import write_page
     from ibaml.paper.studies import STUDIES
 
-    with told():
+    with errors_as_sentences():
         say_if_without_pictures()
         if name not in (*STUDIES, _EVERYTHING):
             raise ValueError(f"nothing is called {name!r}: it is {', '.join(STUDIES)}, or all")
@@ -85,7 +85,7 @@ def _tried(study: Study, root: Path, quick: bool, changes: dict[str, Any], fresh
     """Whether a study came to its end; one that lacks its data keeps no other from its own."""
     own = {k: v for k, v in changes.items() if k in vars(study.full)}
     try:
-        with told():
+        with errors_as_sentences():
             _run(study, root / study.name, quick, own, fresh)
     except typer.Exit as exit_:
         if exit_.exit_code == 130:
@@ -108,8 +108,8 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
     settings = study.settings(quick, changes)
     folder.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
     if fresh:
-        for kept in ("parts", "runs"):
-            shutil.rmtree(folder / kept, ignore_errors=True)
+        for subfolder in ("parts", "runs"):
+            shutil.rmtree(folder / subfolder, ignore_errors=True)
     parts = Parts(folder / "parts", study.name)
     say(f"{study.title}{' (quick)' if quick else ''}")
     # small matrices: a second thread only costs (a study that trains has a setting for it)

@@ -35,7 +35,7 @@ def say(text: object, style: str | None = None) -> None:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def errors_as_sentences() -> Iterator[None]:
     """What a person can mend is a sentence, not a trace; the exit status says that it failed."""
     from ibaml.tasks.download import DownloadError
     from ibaml.training import TrainingError
@@ -129,7 +129,7 @@ class LiveView:
         if self._bar is None:
             say(f"{step}/{self._total}  {self._validation}{'  (best so far)' if best else ''}")
 
-    def told(self, text: str) -> None:
+    def message(self, text: str) -> None:
         say(text, style="dim")
 
     def ended(self) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ibaml.cli.options import with_options
-from ibaml.cli.screen import LiveView, say, told
+from ibaml.cli.screen import LiveView, errors_as_sentences, say
 from ibaml.fields import SettingsError, flag
 from ibaml.training.rules import resolve
 from ibaml.training.settings import Settings, read_toml
@@ -71,7 +71,7 @@ def _train(
             _introduce(run, learner)
         return [LiveView(run.settings.log_every, second)]
 
-    with told():
+    with errors_as_sentences():
         if resume is not None:
             changes = {"iterations", "micro_batch"}
             extra = sorted(set(named) - changes)

@@ -42,9 +42,9 @@ def bin_sums(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> n
     if not ((confidence >= 0) & (confidence <= 1)).all():
         raise ValueError("confidence must be in [0, 1]: give probabilities, not logits")
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32).numpy()
-    found = np.searchsorted(edges, confidence.astype(np.float32), side="right") - 1
+    bin_of = np.searchsorted(edges, confidence.astype(np.float32), side="right") - 1
     tasks, slots = len(confidence), bins + 1
-    flat = (np.arange(tasks)[:, None] * slots + found).ravel()
+    flat = (np.arange(tasks)[:, None] * slots + bin_of).ravel()
     columns = (np.ones(confidence.size), confidence.ravel(), correct.ravel().astype(np.float64))
     sums = [np.bincount(flat, column, tasks * slots) for column in columns]
     return np.stack(sums, -1).reshape(tasks, slots, 3)

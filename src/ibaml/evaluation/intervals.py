@@ -158,8 +158,8 @@ def _interval(value: float, drawn: np.ndarray, tasks: int, level: float) -> Inte
         return Interval(value, -math.inf, math.inf)
     half = _t(level, tasks - 1) * float(drawn.std(ddof=1))
     bias = float(drawn.mean()) - value
-    centres = (value - bias, value - (1 + math.sqrt(2)) * bias)
-    return Interval(value, min(value, min(centres) - half), max(value, max(centres) + half))
+    centers = (value - bias, value - (1 + math.sqrt(2)) * bias)
+    return Interval(value, min(value, min(centers) - half), max(value, max(centers) + half))
 
 
 def _t(level: float, freedom: int) -> float:

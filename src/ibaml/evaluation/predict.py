@@ -54,8 +54,10 @@ def score_tasks(
             posteriors = learner.adapt_all(group, norm_stats=norm_stats)
             parts.append(score_posteriors(posteriors, group, samples))
             if diverged is not None and posteriors.solution is not None:
-                ill = posteriors.solution.diverged.tolist()
-                diverged += [key for key, out in zip(group.task_keys, ill, strict=True) if out]
+                has_diverged = posteriors.solution.diverged.tolist()
+                diverged += [
+                    key for key, out in zip(group.task_keys, has_diverged, strict=True) if out
+                ]
         done += len(chunk)
         if progress is not None:
             progress(done)
@@ -136,9 +138,9 @@ def _regression(posteriors: Posteriors, batch: TaskBatch, samples: int) -> Regre
 
 
 def _finite(predictions: Tensor, batch: TaskBatch) -> None:
-    ill = ~predictions.flatten(1).isfinite().all(1)
-    if bool(ill.any()):
-        key = batch.task_keys[int(ill.nonzero()[0, 0])]
+    not_finite = ~predictions.flatten(1).isfinite().all(1)
+    if bool(not_finite.any()):
+        key = batch.task_keys[int(not_finite.nonzero()[0, 0])]
         raise FloatingPointError(
             f"the predictions for task {key} are not finite: are the learner's weights sound?"
         )

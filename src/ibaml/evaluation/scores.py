@@ -227,7 +227,7 @@ class RegressionScores(_PerTask):
     Attributes:
         keys: of the tasks, ascending.
         count: queries of the task.
-        nll: mean over its queries of −log predictive density (of a table's standardised target).
+        nll: mean over its queries of −log predictive density (of a table's standardized target).
         mse: mean squared error of the predictive mean (a table's in the target's own units).
         inside: share of the queries inside the 95 % predictive interval.
     """

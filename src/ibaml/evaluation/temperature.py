@@ -27,9 +27,9 @@ def fit_log_temperature(
         labels: (T, M) each.
         add_up: sums tensors over processes, in place.
     """
-    centre, reach = 0.0, LIMIT
+    center, reach = 0.0, LIMIT
     for _ in range(_ROUNDS):
-        grid = torch.linspace(-1, 1, _POINTS, dtype=torch.float64) * reach + centre
+        grid = torch.linspace(-1, 1, _POINTS, dtype=torch.float64) * reach + center
         grid = grid.clamp(-LIMIT, LIMIT)
         sums = torch.zeros_like(grid)
         for z, y in zip(logits, labels, strict=True):
@@ -37,9 +37,9 @@ def fit_log_temperature(
                 sums[i] += _nll(z, y, log_t)
         add_up([sums])
         best = int(sums.argmin())
-        centre = float(grid[best])
+        center = float(grid[best])
         reach *= 2 / (_POINTS - 1)
-    return centre
+    return center
 
 
 def _nll(z: Tensor, y: Tensor, log_t: float) -> float:

@@ -73,8 +73,8 @@ class _Block(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         kept = Kept(*ctx.saved_tensors)
         g = g.contiguous()
-        found = _Back.apply(g, *kept) if torch.is_grad_enabled() else _backward(g, kept)
-        return *found, None
+        gradients = _Back.apply(g, *kept) if torch.is_grad_enabled() else _backward(g, kept)
+        return *gradients, None
 
 
 def _backward(g: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,10 +89,10 @@ class _Back(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found = _backward(g, Kept(*kept))
-        ctx.save_for_backward(g, *kept, found[1], found[2])
+        gradients = _backward(g, Kept(*kept))
+        ctx.save_for_backward(g, *kept, gradients[1], gradients[2])
         ctx.set_materialize_grads(False)
-        return found
+        return gradients
 
     @staticmethod
     @last_derivative
@@ -174,8 +174,10 @@ class Plain:
         n, like = kept.values, there
         normal = (kept.chosen - _wide(kept.mean, like)) * _wide(kept.s, like)
         inner = there - _wide(sum_p / n, like) - normal * _wide(sum_px / n, like)
-        found = _wide(kept.weight * kept.s, like) * inner + _wide(q, like) * normal + _wide(r, like)
-        return torch.where(kept.place < OFF, found, 0).to(there.dtype)
+        gradient = (
+            _wide(kept.weight * kept.s, like) * inner + _wide(q, like) * normal + _wide(r, like)
+        )
+        return torch.where(kept.place < OFF, gradient, 0).to(there.dtype)
 
     @staticmethod
     def second(

@@ -85,10 +85,10 @@ def _finish(sums, out, channels, parts: tl.constexpr, kinds: tl.constexpr, n: tl
     channel = tl.program_id(0) * n + tl.arange(0, n)
     inside = channel < channels
     for kind in tl.static_range(kinds):
-        found = tl.zeros([n], tl.float32)
+        total = tl.zeros([n], tl.float32)
         for part in range(parts):
-            found += tl.load(sums + (part * kinds + kind) * channels + channel, inside, 0.0)
-        tl.store(out + kind * channels + channel, found, inside)
+            total += tl.load(sums + (part * kinds + kind) * channels + channel, inside, 0.0)
+        tl.store(out + kind * channels + channel, total, inside)
 
 
 @triton.jit
@@ -216,8 +216,8 @@ def _to_pooled(
     slope, shift = tl.load(q + channel).to(tl.float32), tl.load(r + channel).to(tl.float32)
     normal = (tl.load(chosen + at, on, 0).to(tl.float32) - m) * scale
     value = tl.load(there + at, on, 0).to(tl.float32)
-    found = ws * (value - big_p - normal * big_q) + slope * normal + shift
-    tl.store(out + at, tl.where(on, found, 0.0).to(out.dtype.element_ty), inside)
+    gradient = ws * (value - big_p - normal * big_q) + slope * normal + shift
+    tl.store(out + at, tl.where(on, gradient, 0.0).to(out.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -242,8 +242,8 @@ def _second(
     value = tl.load(p + at, inside, 0).to(tl.float32)
     back = spread - a - b * normal
     inner = k * normal + b * (value - big_p - big_q * normal) + big_q * back
-    found = slope * scale * back - ws * scale * inner
-    tl.store(out + at, found.to(out.dtype.element_ty), inside)
+    gradient = slope * scale * back - ws * scale * inner
+    tl.store(out + at, gradient.to(out.dtype.element_ty), inside)
 
 
 class Kernels:

@@ -40,12 +40,12 @@ def twice_differentiable(recurrent: bool) -> Iterator[None]:
 
 def is_tied(model: nn.Module) -> bool:
     """Whether a tensor of the model has several names."""
-    found = [
+    addresses = [
         id(t)
         for of in (model.named_parameters, model.named_buffers)
         for _, t in of(remove_duplicate=False)
     ]
-    return len(set(found)) < len(found)
+    return len(set(addresses)) < len(addresses)
 
 
 def call(

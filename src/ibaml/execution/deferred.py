@@ -17,7 +17,7 @@ from ibaml.execution.block import norm_relu_pool
 from ibaml.execution.marks import BIAS, DONE, NORM, folds_of, mark_folds
 from ibaml.execution.moments import MomentsListener
 from ibaml.execution.native import is_native
-from ibaml.execution.normalise import normalise
+from ibaml.execution.normalize import normalize
 from ibaml.execution.pool import max_pool
 
 
@@ -42,7 +42,7 @@ class DeferredNorm:
 
     def values(self) -> Tensor:
         with torch.set_grad_enabled(self.recorded):
-            y, moments = normalise(self.x, self.weight, self.bias, self.eps)
+            y, moments = normalize(self.x, self.weight, self.bias, self.eps)
             self._say(moments)
             return y.relu() if self.relu else y
 
@@ -52,7 +52,7 @@ class DeferredNorm:
             if _is_one_operation(self.x):
                 y, moments = norm_relu_pool(self.x, self.weight, self.bias, self.eps)
             else:  # ReLU and maxima commute, and there are fewer of these
-                y, moments = normalise(self.x, self.weight, self.bias, self.eps)
+                y, moments = normalize(self.x, self.weight, self.bias, self.eps)
                 y = max_pool(y, (2, 2)).relu()
             self._say(moments)
             return y

@@ -33,7 +33,7 @@ from ibaml.execution.deferred import (
 from ibaml.execution.grouped import Shape, convolve
 from ibaml.execution.marks import folds_of, is_folded, is_own, mark_folds
 from ibaml.execution.moments import listener_of
-from ibaml.execution.normalise import channel_moments
+from ibaml.execution.normalize import channel_moments
 from ibaml.execution.pool import max_pool
 
 _RELU = {"torch.nn.functional.relu", "torch.relu", "torch.Tensor.relu"}
@@ -215,10 +215,10 @@ class FoldMode(TorchFunctionMode):
         if any(is_own(w) for w in weights):
             x = self.spread(x, self.sets)
         folds = self.folds(x)
-        found = [
+        parts = [
             w if w is None else w.flatten() if is_own(w) else _repeated(w, folds) for w in weights
         ]
-        return x, found
+        return x, parts
 
     def batch_norm(
         self,

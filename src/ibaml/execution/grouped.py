@@ -94,11 +94,11 @@ def _backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     none = [0] * len(s.stride)
     with _fastest() if x.is_cuda else nullcontext():
-        found = torch.ops.aten.convolution_backward(
+        gradients = torch.ops.aten.convolution_backward(
             g, x, weight, None, s.stride, s.padding, s.dilation, False, none, s.groups,
             (*wanted, False),
         )  # fmt: skip
-    return found[0], found[1]
+    return gradients[0], gradients[1]
 
 
 class _Convolve(torch.autograd.Function):
@@ -115,10 +115,10 @@ class _Convolve(torch.autograd.Function):
         if not (need_x or need_w):
             return None, None, None
         if torch.is_grad_enabled():
-            found = _Back.apply(g, x, weight, ctx.shape, (need_x, need_w))
+            gradients = _Back.apply(g, x, weight, ctx.shape, (need_x, need_w))
         else:
-            found = _backward(g, x, weight, ctx.shape, (need_x, need_w))
-        return found[0] if need_x else None, found[1] if need_w else None, None
+            gradients = _backward(g, x, weight, ctx.shape, (need_x, need_w))
+        return gradients[0] if need_x else None, gradients[1] if need_w else None, None
 
 
 class _Back(torch.autograd.Function):

@@ -24,7 +24,7 @@ def find_head(model: nn.Module, adapted: Sequence[str]) -> str | None:
         return None
     (owner,) = owners
     head = layers[owner]
-    # exact type: a subclass, a parametrisation or a hook may do anything
+    # exact type: a subclass, a parametrization or a hook may do anything
     if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks:
         return None
     own = {id(p) for p in head.parameters()}

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from ibaml.execution.deferred import now
 from ibaml.execution.marks import folds_of, is_folded
 from ibaml.execution.moments import MomentsListener, listen
-from ibaml.execution.normalise import channel_moments
+from ibaml.execution.normalize import channel_moments
 from ibaml.words import NORM_STATS, NormStats
 
 Buffers = dict[str, Tensor | None]
@@ -95,7 +95,7 @@ def support_statistics(
 ) -> dict[str, Tensor]:
     """Running statistics of every weight set, (T, S, channels), that freeze the layers planned as
     ``"support"`` at what they saw of the support sets in so many calls of the network."""
-    found = {}
+    statistics = {}
     for name, kind in plan.items():
         if kind != "support":
             continue
@@ -116,8 +116,8 @@ def support_statistics(
         for buffer, parts in (("running_mean", means), ("running_var", variances)):
             value = torch.cat(parts)
             value = value.view(tasks, -1, value.shape[-1]).expand(-1, samples, -1)
-            found[_key(name, buffer)] = value
-    return found
+            statistics[_key(name, buffer)] = value
+    return statistics
 
 
 class _Watches(local):
@@ -219,10 +219,10 @@ class Statistics:
                     continue
                 means, variances, count = self._sums[name]
                 unbiased = var * (n / max(n - 1, 1))  # torch's convention for running variances
-                sound = (mean.isfinite() & var.isfinite()).all(1, keepdim=True)
-                means += torch.where(sound, mean, 0.0).sum(0)
-                variances += torch.where(sound, unbiased, 0.0).sum(0)
-                count += sound.sum()
+                finite = (mean.isfinite() & var.isfinite()).all(1, keepdim=True)
+                means += torch.where(finite, mean, 0.0).sum(0)
+                variances += torch.where(finite, unbiased, 0.0).sum(0)
+                count += finite.sum()
 
     @torch.no_grad()
     def apply(self) -> None:

@@ -48,8 +48,8 @@ class _Back(torch.autograd.Function):
         if index.is_contiguous():
             return p.flatten(-2).gather(-1, index.flatten(-2)).view_as(index), None, None, None
         places = index.movedim(1, -1)  # channels last
-        found = p.movedim(1, -1).flatten(1, 2).gather(1, places.flatten(1, 2))
-        return found.view(places.shape).movedim(-1, 1), None, None, None
+        picked = p.movedim(1, -1).flatten(1, 2).gather(1, places.flatten(1, 2))
+        return picked.view(places.shape).movedim(-1, 1), None, None, None
 
 
 def _put(g: Tensor, index: Tensor, size: tuple[int, int], shape: torch.Size) -> Tensor:

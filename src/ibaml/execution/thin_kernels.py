@@ -51,10 +51,10 @@ def _product(
         valid = output < outputs
         at = (group * outputs + output)[:, None] * inputs + k[None, :]
         weights = tl.load(w + at, valid[:, None] & (k < inputs)[None, :], 0)
-        found = tl.dot(weights, seen, input_precision=how)
+        product = tl.dot(weights, seen, input_precision=how)
         place = ((image * groups + group) * outputs + output).to(tl.int64)[:, None] * size
         kept = valid[:, None] & inside[None, :]
-        tl.store(y + place + pixel[None, :], found.to(y.dtype.element_ty), kept)
+        tl.store(y + place + pixel[None, :], product.to(y.dtype.element_ty), kept)
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def _transposed(
     output = tl.program_id(1) * block + tl.arange(0, block)
     valid = output < outputs
     k = tl.arange(0, deep)
-    found = tl.zeros([block, deep], tl.float32)
+    total = tl.zeros([block, deep], tl.float32)
     place = ((image * groups + group) * outputs + output).to(tl.int64)[:, None] * size
     for first in range(0, size, pixels):
         pixel = first + tl.arange(0, pixels)
@@ -78,9 +78,9 @@ def _transposed(
             inputs, deep, high, wide, rows, columns, up, left, out_wide,
         )  # fmt: skip
         values = tl.load(g + place + pixel[None, :], valid[:, None] & inside[None, :], 0)
-        found += tl.dot(values, tl.trans(seen), input_precision=how)
+        total += tl.dot(values, tl.trans(seen), input_precision=how)
     at = ((image * groups + group) * outputs + output).to(tl.int64)[:, None] * inputs + k[None, :]
-    tl.store(out + at, found, valid[:, None] & (k < inputs)[None, :])
+    tl.store(out + at, total, valid[:, None] & (k < inputs)[None, :])
 
 
 def product(x: Tensor, weight: Tensor, padding: tuple[int, int], groups: int) -> Tensor:

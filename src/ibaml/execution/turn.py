@@ -28,15 +28,15 @@ class _Locks:
         return sorted({lock for module in modules for lock in self._found(module)}, key=id)
 
     def _found(self, module: nn.Module) -> tuple[Any, ...]:
-        found = self._of.get(module)
-        if found is None:
+        locks = self._of.get(module)
+        if locks is None:
             with self._making:
                 parts = list(module.modules())
-                found = tuple({lock for part in parts for lock in self._of.get(part, ())})
-                found = found or (RLock(),)
+                locks = tuple({lock for part in parts for lock in self._of.get(part, ())})
+                locks = locks or (RLock(),)
                 for part in parts:
-                    self._of.setdefault(part, found)
-        return found
+                    self._of.setdefault(part, locks)
+        return locks
 
 
 _running, _training = _Locks(), _Locks()

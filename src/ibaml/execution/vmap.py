@@ -1,6 +1,6 @@
 """All weight sets at once, by `torch.func.vmap`: fast for small dense networks.
 
-Torch's fused normalisation layers give silently wrong second derivatives under vmap, and a user's
+Torch's fused normalization layers give silently wrong second derivatives under vmap, and a user's
 forward may branch on values; so only networks made of the layers listed here are run this way.
 """
 

@@ -69,10 +69,10 @@ class Implicit:
         rate: Tensor | None = None,
         examine: bool = True,
     ) -> Tensor:
-        still = detached(energy)
-        solution = solver.solve(still, start.detach(), rate=rate, examine=examine)
+        detached_energy = detached(energy)
+        solution = solver.solve(detached_energy, start.detach(), rate=rate, examine=examine)
         record.solution = solution
-        v: Tensor = _Implicit.apply((self, still, record), solution.value, *energy.theta)
+        v: Tensor = _Implicit.apply((self, detached_energy, record), solution.value, *energy.theta)
         return v
 
     def pull_back(
@@ -102,15 +102,15 @@ class _Implicit(torch.autograd.Function):
         rule, energy, record = ctx.job
         (value,) = ctx.saved_tensors
         wanted = [i for i, need in enumerate(ctx.needs_input_grad[2:]) if need]
-        found = rule.pull_back(energy, value, b, wanted, record)
-        if wanted and all(g is None for g in found):
+        theta_gradients = rule.pull_back(energy, value, b, wanted, record)
+        if wanted and all(g is None for g in theta_gradients):
             raise RuntimeError(
                 "the implicit gradient is identically zero: the energy's gradient does not depend "
                 "on any of the params. Read them from the second argument of the energy (not from "
                 "a closure), and let the energy contain what you differentiate (a prior, a weight "
                 "decay, a backbone)"
             )
-        gradients: dict[int, Tensor | None] = dict(zip(wanted, found, strict=True))
+        gradients: dict[int, Tensor | None] = dict(zip(wanted, theta_gradients, strict=True))
         return None, None, *(gradients.get(i) for i in range(len(energy.theta)))
 
 
@@ -124,7 +124,7 @@ def implicit_solve(
     linear_solver: LinearSolver | None = None,
     record: Record | None = None,
 ) -> Any:
-    """Minimise ``energy(v, params)`` over v; the solution's backward is the implicit rule.
+    """Minimize ``energy(v, params)`` over v; the solution's backward is the implicit rule.
 
     A drop-in for an unrolled inner loop: gradients reach every tensor in ``params`` that requires
     them, in memory that does not depend on the number of inner steps.
@@ -134,7 +134,7 @@ def implicit_solve(
             having a leading dimension T. It must read what is differentiated from ``params``.
         start: where to begin: a tensor, or a dict, tuple or list of tensors.
         params: tensors (in any such structure) that the energy depends on.
-        solver: how to minimise; the default is Newton–CG, which converges on smooth convex
+        solver: how to minimize; the default is Newton–CG, which converges on smooth convex
             problems without tuning.
         curvature: ``"energy"``, or a `Curvature` (damping is then absolute, H + μI).
         linear_solver: how H u = b is solved; the default is CG to (nearly) machine precision.

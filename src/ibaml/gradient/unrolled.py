@@ -113,5 +113,5 @@ class _Segment(torch.autograd.Function):
             done = _Segment._run(ctx.job, inputs, create_graph=True)
             outputs = (done.v, *done.memory)
         wanted = [t for t, need in zip(inputs, ctx.needs_input_grad[1:], strict=True) if need]
-        found = iter(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
-        return None, *(next(found) if need else None for need in ctx.needs_input_grad[1:])
+        gradients = iter(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
+        return None, *(next(gradients) if need else None for need in ctx.needs_input_grad[1:])

@@ -406,7 +406,7 @@ class MetaLearner(LearnerState):
 
     def save(self, path: str | Path) -> Path:
         """Write the complete learner to a file for `ibaml.load`; nothing in it executes."""
-        from ibaml.artefact import save_learner
+        from ibaml.artifact import save_learner
 
         return save_learner(self, path)
 

@@ -35,7 +35,7 @@ class SoundStep:
         step = self.work(batch)
         left_out = step.left_out
         if not self.may_look or not bool(left_out.any()):
-            return self._with_sound_gradient(step, batch, torch.arange(len(batch)))
+            return self._with_finite_gradient(step, batch, torch.arange(len(batch)))
         if bool(left_out.all()):
             anchor = torch.stack([p.sum() for p in self.parameters]).sum()
             return replace(step, loss=torch.where(left_out.any(), float("nan"), anchor), passes=[])
@@ -44,9 +44,9 @@ class SoundStep:
         again = replace(
             again, left_out=left_out, record=step.record, rebuilt=(again.record, kept.clone())
         )
-        return self._with_sound_gradient(again, batch.select(kept), kept.nonzero()[:, 0].cpu())
+        return self._with_finite_gradient(again, batch.select(kept), kept.nonzero()[:, 0].cpu())
 
-    def _with_sound_gradient(self, step: MetaStep, batch: TaskBatch, where: Tensor) -> MetaStep:
+    def _with_finite_gradient(self, step: MetaStep, batch: TaskBatch, where: Tensor) -> MetaStep:
         """The step, whose tasks stand at ``where`` among all: one whose loss is finite and whose
         gradient is not is left out as well, when ``backward()`` finds it."""
         if not step.loss.requires_grad or torch._C._are_functorch_transforms_active():

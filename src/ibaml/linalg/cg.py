@@ -1,7 +1,7 @@
-"""Conjugate gradients, many systems at once, without host synchronisation.
+"""Conjugate gradients, many systems at once, without host synchronization.
 
 Every scalar of the method is kept per system, and a system that is finished (or ill) is frozen by a
-mask, so that it never touches its neighbours.
+mask, so that it never touches its neighbors.
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ class Neumann:
             trial = u + solve(eta * r)
             r_next = b - matvec(trial)
             # Growth is divergence: an eigenvalue is negative, or η too large. Keep the last good.
-            sound = r_next.isfinite().all(-1) if b.dim() else r_next.isfinite()
-            reason = torch.where(sound, reason, Reason.NONFINITE)
+            finite = r_next.isfinite().all(-1) if b.dim() else r_next.isfinite()
+            reason = torch.where(finite, reason, Reason.NONFINITE)
             grown = per_system(norm(r_next) > limit)
             reason = torch.where(
-                sound & grown & (reason == Reason.STEPS), Reason.NEGATIVE_CURVATURE, reason
+                finite & grown & (reason == Reason.STEPS), Reason.NEGATIVE_CURVATURE, reason
             )
             active = reason == Reason.STEPS
             mask = active[..., None] if b.dim() else active

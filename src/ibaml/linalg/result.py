@@ -26,7 +26,7 @@ class Reason(IntEnum):
     SINGULAR = 3  # the operator is singular to working precision
     NONFINITE = 4  # an infinity or a NaN appeared
     STALLED = 5  # no step made progress any more
-    DIVERGED = 6  # what was to be minimised grew beyond measure
+    DIVERGED = 6  # what was to be minimized grew beyond measure
 
     @property
     def sentence(self) -> str:

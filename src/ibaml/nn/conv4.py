@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from ibaml.arguments import check_count
-from ibaml.nn.normalise import Norm, norm_layer
+from ibaml.nn.normalize import Norm, norm_layer
 from ibaml.nn.recipe import remember
 
 
@@ -48,7 +48,7 @@ def conv4(
     image_size: int = 84,
     norm: Norm = "batch",
 ) -> Conv4:
-    """The paper's network: Conv4-32 on 84×84 colour images, ``ways`` classes."""
+    """The paper's network: Conv4-32 on 84×84 color images, ``ways`` classes."""
     return remember(
         Conv4(ways, channels, in_channels, image_size, norm),
         "conv4", ways=ways, channels=channels, in_channels=in_channels, image_size=image_size,

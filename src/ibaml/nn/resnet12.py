@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibaml.arguments import check_count, check_counts
-from ibaml.nn.normalise import Norm, norm_layer
+from ibaml.nn.normalize import Norm, norm_layer
 from ibaml.nn.recipe import remember
 
 

@@ -70,16 +70,16 @@ class Parts:
             write_whole(file, json.dumps(stored, allow_nan=False))
             self.computed += 1
         self.seconds += stored["seconds"]
-        found: Numbers = stored["numbers"]
-        return found
+        stored_numbers: Numbers = stored["numbers"]
+        return stored_numbers
 
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(file.read_text())
+        content = json.loads(file.read_text())
     except (OSError, ValueError):  # not there, or not ours: it is computed
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def write_study(
@@ -189,8 +189,8 @@ def write_page(root: Path) -> Path:
     """One page over all studies whose results lie under ``root``."""
     from jinja2 import Environment, StrictUndefined
 
-    found = [(file.parent.name, _read(file)) for file in sorted(root.glob("*/result.json"))]
-    studies = [_shown(folder, result) for folder, result in found if result is not None]
+    results = [(file.parent.name, _read(file)) for file in sorted(root.glob("*/result.json"))]
+    studies = [_shown(folder, result) for folder, result in results if result is not None]
     if not studies:
         raise ValueError(f"{root} holds no results: run `ibaml reproduce` first")
     page = root / "index.html"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ibaml.evaluation import ClassScores, Interval, reliability
-from ibaml.report.figure import BLUE, GREY, RED, blank, line_styles, save
+from ibaml.report.figure import BLUE, GRAY, RED, blank, line_styles, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,34 +60,34 @@ def reliability_figure(scores: Mapping[str, ClassScores], headline: str) -> Figu
 
 
 def _panel(upper: Axes, lower: Axes, name: str, scores: ClassScores) -> None:
-    found = reliability(scores.bins().sum(0))
-    bins = len(found.count) - 1
+    diagram = reliability(scores.bins().sum(0))
+    bins = len(diagram.count) - 1
     left = np.arange(bins + 1) / bins
     width = np.append(np.full(bins, 1 / bins), 0.5 / bins)
-    accuracy, confidence = np.nan_to_num(found.accuracy), np.nan_to_num(found.confidence)
+    accuracy, confidence = np.nan_to_num(diagram.accuracy), np.nan_to_num(diagram.confidence)
     upper.bar(
         left, accuracy, width, align="edge", color=_PALE, edgecolor="white", lw=0.6,
         label="accuracy",
     )  # fmt: skip
     gap = confidence - accuracy
-    for colour, hatch, bottom, height, label in (
+    for color, hatch, bottom, height, label in (
         (BLUE, "////", confidence, -gap, "gap: underconfident"),
         (RED, r"\\\\", accuracy, gap, "gap: overconfident"),
     ):
         upper.bar(
             left, np.where(height > 0, height, np.nan), width, bottom, align="edge",
-            facecolor="none", edgecolor=colour, lw=0.8, hatch=hatch, label=label,
+            facecolor="none", edgecolor=color, lw=0.8, hatch=hatch, label=label,
         )  # fmt: skip
-    upper.plot([0, 1], [0, 1], "--", color=GREY, lw=1.2, label="calibrated")
+    upper.plot([0, 1], [0, 1], "--", color=GRAY, lw=1.2, label="calibrated")
     summary = scores.summary()
     text = "\n".join(f"{key.upper()} {_written(summary[key])}" for key in ("ece", "mce"))
     upper.text(0.5, 1.02, text, transform=upper.transAxes, ha="center", va="bottom", fontsize=8.5)
     upper.set_title(name, fontsize=11, pad=28, parse_math=False)
     upper.set_xlim(0, left[-1] + width[-1])
     upper.set_ylim(0, 1)
-    share = found.count / found.count.sum()
-    lower.bar(left, share, width, align="edge", color=GREY, edgecolor="white", lw=0.6)
-    lower.set_xlabel("confidence" if not found.count[-1] else "confidence (beyond 1: exactly 1)")
+    share = diagram.count / diagram.count.sum()
+    lower.bar(left, share, width, align="edge", color=GRAY, edgecolor="white", lw=0.6)
+    lower.set_xlabel("confidence" if not diagram.count[-1] else "confidence (beyond 1: exactly 1)")
     lower.tick_params(labelbottom=True)
     for axis in (upper, lower):
         axis.grid(alpha=0.2)
@@ -101,9 +101,9 @@ def draw_selective(
     _check(scores)
     figure = blank(6.0, 4.4)
     axis = figure.subplots()
-    for (name, one), (colour, dash) in zip(scores.items(), line_styles(), strict=False):
+    for (name, one), (color, dash) in zip(scores.items(), line_styles(), strict=False):
         coverage, accuracy = one.selective(points)
-        axis.plot(coverage, accuracy, dash, color=colour, lw=1.8, label=name)
+        axis.plot(coverage, accuracy, dash, color=color, lw=1.8, label=name)
     axis.set_xlabel("share of the queries answered, the surest first")
     axis.set_ylabel("accuracy of the answers")
     axis.set_xlim(0, 1)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ibaml.evaluation import Interval
-from ibaml.report.figure import BLUE, GREY, blank, save
+from ibaml.report.figure import BLUE, GRAY, blank, save
 
 _COLUMNS = 3
 _TITLES = {
@@ -52,14 +52,16 @@ def draw_comparison(
             continue
         metric = metrics[place]
         for height, name in enumerate(names):
-            found = summaries[name][metric]
-            bounded = math.isfinite(found.high - found.low)
+            interval = summaries[name][metric]
+            bounded = math.isfinite(interval.high - interval.low)
             if bounded:
-                reach = [[found.value - found.low], [found.high - found.value]]
-                axis.errorbar(found.value, height, xerr=reach, color=BLUE, lw=2, capsize=4)
-            axis.plot(found.value, height, "o", ms=7, color=BLUE, mfc=BLUE if bounded else "white")
+                reach = [[interval.value - interval.low], [interval.high - interval.value]]
+                axis.errorbar(interval.value, height, xerr=reach, color=BLUE, lw=2, capsize=4)
+            axis.plot(
+                interval.value, height, "o", ms=7, color=BLUE, mfc=BLUE if bounded else "white"
+            )
         if metric == "coverage":
-            axis.axvline(0.95, color=GREY, ls="--", lw=1.2)
+            axis.axvline(0.95, color=GRAY, ls="--", lw=1.2)
         title, better = _TITLES.get(metric, (metric, ""))
         if metric == "rmse" and target is not None:
             title = f"RMSE of {target}"

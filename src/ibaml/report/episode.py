@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ibaml.report.figure import BLUE, GREEN, GREY, RED, blank, save
+from ibaml.report.figure import BLUE, GRAY, GREEN, RED, blank, save
 
 
 def draw_episode(
@@ -49,17 +49,17 @@ def draw_episode(
             axis.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
-            colour, width = (BLUE, 2.0) if r < shots else (GREY, 0.8)
+            color, width = (BLUE, 2.0) if r < shots else (GRAY, 0.8)
             if r >= shots and probabilities is not None:
                 said = probabilities[w, r - shots]
                 top = int(said.argmax())
-                colour, width, mark = (GREEN, 2.5, "✓") if top == w else (RED, 2.5, "✗")
+                color, width, mark = (GREEN, 2.5, "✓") if top == w else (RED, 2.5, "✗")
                 text = f"{mark} {top}: {100 * float(said[top]):.0f} %"
-                axis.set_xlabel(text, color=colour, fontsize=8, labelpad=2)
+                axis.set_xlabel(text, color=color, fontsize=8, labelpad=2)
             for spine in axis.spines.values():
-                spine.set_color(colour)
+                spine.set_color(color)
                 spine.set_linewidth(width)
     axes[0][0].set_ylabel("support", color=BLUE, fontsize=9)
-    axes[shots][0].set_ylabel("query", color=GREY, fontsize=9)
+    axes[shots][0].set_ylabel("query", color=GRAY, fontsize=9)
     figure.suptitle(headline, fontsize=10, parse_math=False)
     return save(figure, path)

@@ -1,4 +1,4 @@
-"""What do all pictures share? A blank figure, the colours, and how it is saved."""
+"""What do all pictures share? A blank figure, the colors, and how it is saved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, GREY, RED, GREEN = "#1f5fa8", "#8a8a8a", "#c0392b", "#2e8b57"
+BLUE, GRAY, RED, GREEN = "#1f5fa8", "#8a8a8a", "#c0392b", "#2e8b57"
 ORANGE, VIOLET, INK = "#e08214", "#7b4fa3", "#222222"
 _LINES = (BLUE, ORANGE, GREEN, RED, VIOLET, "#555555", "#17a2b8", "#b5651d")
 
@@ -29,7 +29,7 @@ def blank(width: float, height: float) -> Figure:
 
 
 def line_styles() -> Iterator[tuple[str, str]]:
-    """A colour and a dash for line after line, so that lines differ without colour too."""
+    """A color and a dash for line after line, so that lines differ without color too."""
     return zip(cycle(_LINES), cycle(("-", "--", "-.", ":")), strict=False)
 
 

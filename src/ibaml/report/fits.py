@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ibaml.report.figure import BLUE, GREY, RED, blank, save
+from ibaml.report.figure import BLUE, GRAY, RED, blank, save
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def draw_fits(rows: Sequence[tuple[str, Sequence[Fit]]], path: Path, headline: s
                     x, mean - 2 * width, mean + 2 * width, color=BLUE, alpha=0.18, lw=0,
                     label="mean ± 2 standard deviations",
                 )  # fmt: skip
-            axis.plot(x, fit.truth.flatten().numpy(), "--", color=GREY, lw=1.4, label="truth")
+            axis.plot(x, fit.truth.flatten().numpy(), "--", color=GRAY, lw=1.4, label="truth")
             axis.plot(x, mean, color=BLUE, lw=1.8, label="prediction")
             axis.plot(
                 fit.examples_x.flatten().numpy(),

@@ -18,7 +18,7 @@ from ibaml.linalg import Reason, all_done
 from ibaml.weights import Slot
 
 Rate = float | Mapping[str, float]
-_BLOWN = 10  # an energy that grew by this factor was not minimised
+_TOO_MUCH = 10  # an energy that grew by this factor was not minimized
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Solution:
 
 
 class Solver(Protocol):
-    """Minimise an energy from a start. Solvers are frozen values: their fields are their levers."""
+    """Minimize an energy from a start. Solvers are frozen values: their fields are their levers."""
 
     @property
     def steps(self) -> int: ...
@@ -51,7 +51,7 @@ class Solver(Protocol):
     def solve(
         self, energy: Energy, start: Tensor, *, rate: Tensor | None = None, examine: bool = True
     ) -> Solution:
-        """Minimise ``energy`` without a graph.
+        """Minimize ``energy`` without a graph.
 
         Args:
             rate: step sizes (dim,) in place of the solver's own (a learned step size).
@@ -68,7 +68,7 @@ class Progress:
     steps: Tensor
     reason: Tensor
     energy_before: Tensor
-    blown: Tensor  # whether the energy grew beyond measure on the way
+    grew_too_much: Tensor  # whether the energy grew beyond measure on the way
 
 
 def energy_and_gradient(
@@ -169,7 +169,7 @@ class Descent(ABC):
             steps=zeros,
             reason=torch.full_like(zeros, Reason.STEPS),
             energy_before=start.new_full((tasks,), float("nan")),
-            blown=torch.zeros_like(zeros, dtype=torch.bool),
+            grew_too_much=torch.zeros_like(zeros, dtype=torch.bool),
         )
 
     def advance(
@@ -183,7 +183,7 @@ class Descent(ABC):
         create_graph: bool = False,
     ) -> Progress:
         """Take steps ``first`` … ``until`` − 1; ``create_graph`` keeps what differentiates them."""
-        pace = resolve_rate(self.lr, energy.slots, progress.v) if rate is None else rate
+        step_sizes = resolve_rate(self.lr, energy.slots, progress.v) if rate is None else rate
         for step in range(first, until):
             active = progress.reason == Reason.STEPS
             if self.tol is not None and all_done(active):
@@ -198,9 +198,9 @@ class Descent(ABC):
                 done = active & (gradient.detach().norm(dim=-1) <= self.tol)
                 reason = torch.where(done, Reason.CONVERGED, reason)
             with torch.set_grad_enabled(create_graph):
-                moved, memory = self.move(here, v, gradient, progress.memory, step, pace)
-                sound = moved.detach().isfinite().all(-1)
-                reason = torch.where((reason == Reason.STEPS) & ~sound, Reason.NONFINITE, reason)
+                moved, memory = self.move(here, v, gradient, progress.memory, step, step_sizes)
+                finite = moved.detach().isfinite().all(-1)
+                reason = torch.where((reason == Reason.STEPS) & ~finite, Reason.NONFINITE, reason)
                 go = (reason == Reason.STEPS)[:, None]
                 value = value.detach()
                 before = value if step == 0 else progress.energy_before
@@ -213,7 +213,8 @@ class Descent(ABC):
                     steps=progress.steps + go[:, 0],
                     reason=reason,
                     energy_before=before,
-                    blown=(value > before + _BLOWN * (1 + before.abs())) | ~value.isfinite(),
+                    grew_too_much=(value > before + _TOO_MUCH * (1 + before.abs()))
+                    | ~value.isfinite(),
                 )
         return progress
 
@@ -223,7 +224,9 @@ class Descent(ABC):
         reason = progress.reason
         value = progress.v
         before = progress.energy_before
-        reason = torch.where(progress.blown & (reason == Reason.STEPS), Reason.DIVERGED, reason)
+        reason = torch.where(
+            progress.grew_too_much & (reason == Reason.STEPS), Reason.DIVERGED, reason
+        )
         if examine or self.steps == 0:
             after, gradient = energy_and_gradient(energy, value.detach())
             before = after if self.steps == 0 else before

@@ -16,7 +16,7 @@ from ibaml.solve.base import Solution, energy_and_gradient
 
 @dataclass(frozen=True)
 class NewtonCG:
-    """Minimise E by steps that solve H p = −∇E by CG, each task with its own line search.
+    """Minimize E by steps that solve H p = −∇E by CG, each task with its own line search.
 
     Args:
         steps: Newton steps at most.
@@ -46,7 +46,7 @@ class NewtonCG:
         check_number("radius", self.radius, above=0)
         check_count("halvings", self.halvings, 0)
         if self.curvature.kind == "lemma":
-            raise ValueError('NewtonCG minimises E: its curvature is "ggn" or "energy"')
+            raise ValueError('NewtonCG minimizes E: its curvature is "ggn" or "energy"')
 
     def solve(
         self, energy: Energy, start: Tensor, *, rate: Tensor | None = None, examine: bool = True

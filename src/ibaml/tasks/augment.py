@@ -1,4 +1,4 @@
-"""Random flips, crops and colours, in batch on the device, keyed by episode."""
+"""Random flips, crops and colors, in batch on the device, keyed by episode."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Augment:
     Args:
         flip: mirror half of the images, left to right.
         crop: shift by up to this many pixels, the border reflected.
-        colour: change contrast by up to this share, and brightness and the cast of the channels by
-            up to this many (and half as many) standard deviations of a normalised image.
+        color: change contrast by up to this share, and brightness and the cast of the channels by
+            up to this many (and half as many) standard deviations of a normalized image.
     """
 
     flip: bool = True
     crop: int = 0
-    colour: float = 0.0
+    color: float = 0.0
 
     def __post_init__(self) -> None:
         if self.crop < 0:
             raise ValueError(f"crop must be 0 or more pixels, got {self.crop}")
-        if not 0 <= self.colour < 1:
-            raise ValueError(f"colour must lie in [0, 1), got {self.colour}")
+        if not 0 <= self.color < 1:
+            raise ValueError(f"color must lie in [0, 1), got {self.color}")
 
     def __call__(self, x: Tensor, seeds: Sequence[int]) -> Tensor:
         """The images with the draws of each episode's seed."""
@@ -46,8 +46,8 @@ class Augment:
             flat = torch.where(draws[:, 0, None, None, None] < 0.5, flat.flip(-1), flat)
         if self.crop:
             flat = self._shift(flat, draws[:, 1:3])
-        if self.colour:
-            swing = self.colour * (2 * draws[:, 3:, None, None] - 1)
+        if self.color:
+            swing = self.color * (2 * draws[:, 3:, None, None] - 1)
             mean = flat.mean((1, 2, 3), keepdim=True)
             flat = (flat - mean) * (1 + swing[:, :1]) + mean + swing[:, 1:2] + swing[:, 2:] / 2
         return flat.to(x.dtype).view_as(x)

@@ -113,13 +113,13 @@ def cached(
 
 def entries() -> list[Entry]:
     """The datasets that are kept, by name."""
-    found = []
+    entries_here = []
     for path in _inside(store_folder()):
         named = _ENTRY.fullmatch(path.name)
         with suppress(OSError):  # another process has just removed it
             if named is not None and _ours(path, _ENTRY):
-                found.append(Entry(named[1], path, _size(path), path.stat().st_mtime))
-    return found
+                entries_here.append(Entry(named[1], path, _size(path), path.stat().st_mtime))
+    return entries_here
 
 
 def clear() -> Cleared:
@@ -181,12 +181,12 @@ def _inside(store: Path) -> list[Path]:
 
 def _abandoned(store: Path) -> list[Path]:
     """Half-made entries that nobody can be working on any more."""
-    found = []
+    abandoned = []
     for path in _inside(store):
         with suppress(OSError):  # another process has just finished it, or it is another person's
             if _ours(path, _HALF_MADE) and time.time() - path.stat().st_mtime > _DAY:
-                found.append(path)
-    return found
+                abandoned.append(path)
+    return abandoned
 
 
 def _ours(path: Path, named: re.Pattern[str]) -> bool:

@@ -29,7 +29,7 @@ class Known:
 
     name: str
     about: str
-    licence: str
+    license: str
     layout: str  # what a person puts where, and from whom
     open: Opener | None  # None: made here, no files
     remotes: tuple[Remote, ...] = ()
@@ -41,13 +41,13 @@ CATALOG: dict[str, Known] = {
         Known(
             "glyphs",
             "characters of many scripts, rendered from the DejaVu fonts; test scripts are new",
-            "DejaVu fonts' permissive licence",
+            "DejaVu fonts' permissive license",
             "nothing to download: it is rendered on first use",
             None,
         ),
         Known(
             "omniglot",
-            "1,623 handwritten characters of 50 alphabets, 20 each, 28×28 grey",
+            "1,623 handwritten characters of 50 alphabets, 20 each, 28×28 gray",
             "MIT",
             "images_background.zip and images_evaluation.zip (or the folders in them)",
             lambda root, progress: omniglot(root, progress=progress),
@@ -58,7 +58,7 @@ CATALOG: dict[str, Known] = {
         ),
         Known(
             "miniimagenet",
-            "100 classes of 600 colour images, 84×84; Ravi–Larochelle split",
+            "100 classes of 600 color images, 84×84; Ravi–Larochelle split",
             "non-commercial research (ImageNet's terms)",
             "train.csv, val.csv, test.csv beside images/; or one folder per WordNet id; or "
             "mini-imagenet-cache-{train,val,test}.pkl. Ask image-net.org for access",
@@ -66,21 +66,21 @@ CATALOG: dict[str, Known] = {
         ),
         Known(
             "cifar-fs",
-            "CIFAR-100 as 64/16/20 classes, 32×32 colour",
+            "CIFAR-100 as 64/16/20 classes, 32×32 color",
             "free for research, cite Krizhevsky (2009)",
             "cifar-100-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html",
             lambda root, progress: cifar100(root, "cifar-fs"),
         ),
         Known(
             "fc100",
-            "CIFAR-100 split by superclass (12/4/4), 32×32 colour",
+            "CIFAR-100 split by superclass (12/4/4), 32×32 color",
             "free for research, cite Krizhevsky (2009)",
             "cifar-100-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html",
             lambda root, progress: cifar100(root, "fc100"),
         ),
         Known(
             "cub",
-            "200 bird species, 100/50/50, 84×84 colour",
+            "200 bird species, 100/50/50, 84×84 color",
             "non-commercial research",
             "CUB_200_2011/images/ from www.vision.caltech.edu/datasets/cub_200_2011",
             lambda root, progress: cub(root, progress=progress),
@@ -194,6 +194,6 @@ def glyphs(*, per_class: int = 20, seed: int = 0) -> Dataset:
         np.array(facts["labels"], dtype=np.int64),
         tuple(facts["classes"]),
         {s: tuple(c) for s, c in facts["splits"].items()},
-        licence=CATALOG["glyphs"].licence,
+        license=CATALOG["glyphs"].license,
         digest=facts["digest"],
     )

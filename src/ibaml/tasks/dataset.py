@@ -39,7 +39,7 @@ class Dataset:
     labels: np.ndarray
     classes: tuple[str, ...]
     splits: Mapping[str, tuple[int, ...]]
-    licence: str = "unknown"
+    license: str = "unknown"
     digest: str = ""
     files: tuple[str, ...] = ()
     inverted: bool = False
@@ -116,11 +116,11 @@ class Dataset:
         std = sample.std(axes)
         # what never varies in training is left as it is
         if self.is_image:
-            still = std <= 1e-6
+            is_constant = std <= 1e-6
         else:
             features = np.moveaxis(sample, 1, -1).reshape(-1, sample.shape[1])
-            still = constant(features, self.examples.dtype)
-        std = np.where(still, 1.0, std)
+            is_constant = constant(features, self.examples.dtype)
+        std = np.where(is_constant, 1.0, std)
         return torch.from_numpy(sample.mean(axes)), torch.from_numpy(std)
 
     def _for_moments(self) -> Sequence[int]:
@@ -174,7 +174,7 @@ def feature_vectors(
         chosen = split_by_name(splits, classes, name)
     else:
         chosen = split_by_file(Path(splits), classes)
-    return Dataset(name, array[order], grouped, classes, chosen, licence="yours")
+    return Dataset(name, array[order], grouped, classes, chosen, license="yours")
 
 
 def _class_names(labels: Sequence[str] | Sequence[int] | np.ndarray | Tensor) -> list[str]:
@@ -210,8 +210,8 @@ def split_by_file(path: Path, classes: Sequence[str]) -> dict[str, tuple[int, ..
         lists = json.loads(path.expanduser().read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"split file {path}: {error}") from error
-    sound = isinstance(lists, dict) and bool(lists) and set(lists) <= set(SPLITS)
-    if not sound or not all(
+    well_formed = isinstance(lists, dict) and bool(lists) and set(lists) <= set(SPLITS)
+    if not well_formed or not all(
         isinstance(v, list) and all(isinstance(c, str) for c in v) for v in lists.values()
     ):
         raise DataError(

@@ -80,12 +80,12 @@ def fetch(
             if not failure.passing:
                 break
             continue
-        found = remote.digest(part)
-        if found == remote.checksum:
+        checksum = remote.digest(part)
+        if checksum == remote.checksum:
             os.replace(part, path)
             return path
         part.unlink()
-        reason = f"expected {remote.algorithm} {remote.checksum}, found {found}"
+        reason = f"expected {remote.algorithm} {remote.checksum}, found {checksum}"
         if not continued:  # else what an earlier run left was another file's: start over
             break
     raise DownloadError(

@@ -25,12 +25,12 @@ class Episodes:
 
     Episode ``key`` depends on (seed, split, key) alone: the same whatever the batch size, the
     number of processes, or a resume. Label order is part of the draw. Images stay uint8 until they
-    are gathered; they are converted, normalised and augmented in batch on ``device``.
+    are gathered; they are converted, normalized and augmented in batch on ``device``.
 
     Args:
         rotations: count every class turned by 90, 180 and 270 degrees as a class of its own.
-        normalise: subtract the training split's mean and divide by its deviation.
-        augment: random flips, crops, colours (the support set's and the query's alike).
+        normalize: subtract the training split's mean and divide by its deviation.
+        augment: random flips, crops, colors (the support set's and the query's alike).
 
     >>> batch = Episodes(data, "train", ways=5, shots=1).batch(range(8))   # doctest: +SKIP
     """
@@ -42,7 +42,7 @@ class Episodes:
     queries: int = 15
     seed: int = 0
     rotations: bool = False
-    normalise: bool = True
+    normalize: bool = True
     augment: Augment | None = None
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
@@ -142,7 +142,7 @@ class Episodes:
         """x·scale + shift turns raw examples into what the network reads."""
         unit = 1 / 255 if self.data.is_image else 1.0
         mean, std = self.data.moments
-        if not self.normalise:
+        if not self.normalize:
             mean, std = torch.zeros_like(mean), torch.ones_like(std)
         shape = (-1, 1, 1) if self.data.examples.ndim == 4 else (-1,)
         scale, shift = (unit / std).view(shape), (-mean / std).view(shape)

@@ -23,8 +23,8 @@ def decode(data: bytes, name: str, size: int, channels: Channels = 3) -> np.ndar
     """The pixels of an image file, uint8 (channels, size, size).
 
     The format is told by the content, not by the file's name. EXIF rotation is applied; 16-bit
-    grey is scaled to 8 bits; CMYK, palettes and alpha (on white) become RGB; a picture that is not
-    square is cropped at its centre, then resized.
+    gray is scaled to 8 bits; CMYK, palettes and alpha (on white) become RGB; a picture that is not
+    square is cropped at its center, then resized.
     """
     need("PIL")
     from PIL import Image, ImageOps

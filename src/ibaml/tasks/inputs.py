@@ -65,10 +65,10 @@ class Inputs:
             )  # fmt: skip
         if isinstance(data, TableTasks):
             table = data.table
-            centre, spread = table.centre.tolist(), table.spread.tolist()
+            center, spread = table.center.tolist(), table.spread.tolist()
             return cls(
-                (len(centre) - 1,), tuple(centre[:-1]), tuple(spread[:-1]), columns=table.features,
-                target=(table.target, centre[-1], spread[-1]),
+                (len(center) - 1,), tuple(center[:-1]), tuple(spread[:-1]), columns=table.features,
+                target=(table.target, center[-1], spread[-1]),
             )  # fmt: skip
         return None
 
@@ -98,13 +98,13 @@ class Inputs:
 
     def targets(self, y: Any) -> Tensor:
         """Targets as they are learned, from the target's own units."""
-        _, centre, spread = self._target()
-        return ((torch.as_tensor(np.asarray(y, dtype=np.float64)) - centre) / spread).float()
+        _, center, spread = self._target()
+        return ((torch.as_tensor(np.asarray(y, dtype=np.float64)) - center) / spread).float()
 
     def restored(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """A prediction's mean and variance in the target's own units."""
-        _, centre, spread = self._target()
-        return mean * spread + centre, variance * spread**2
+        _, center, spread = self._target()
+        return mean * spread + center, variance * spread**2
 
     def _target(self) -> tuple[str, float, float]:
         if self.target is None:
@@ -148,8 +148,8 @@ class Inputs:
         picture = picture.convert("L" if channels == 1 else "RGB")
         if picture.size != (side, side):
             picture = ImageOps.fit(picture, (side, side), Image.Resampling.BILINEAR)
-        found = np.asarray(picture, dtype=np.uint8)
-        return found[None] if channels == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
+        pixels = np.asarray(picture, dtype=np.uint8)
+        return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     def described(self) -> dict[str, Any]:
         """For a JSON file."""
@@ -160,7 +160,7 @@ class Inputs:
         """What `described` gave; anything else is refused."""
         try:
             target = content["target"]
-            found = cls(
+            inputs = cls(
                 tuple(int(n) for n in content["shape"]),
                 tuple(float(n) for n in content["mean"]),
                 tuple(float(n) for n in content["deviation"]),
@@ -168,15 +168,15 @@ class Inputs:
                 tuple(str(n) for n in content["columns"]),
                 None if target is None else (str(target[0]), float(target[1]), float(target[2])),
             )
-            sizes = {len(found.mean), len(found.deviation), found.shape[0]}
-            numbers = (*found.mean, *found.deviation, *(found.target or ("", 0.0, 1.0))[1:])
-            if len(found.shape) not in (1, 3) or len(sizes) > 1 or min(found.shape) < 1:
+            sizes = {len(inputs.mean), len(inputs.deviation), inputs.shape[0]}
+            numbers = (*inputs.mean, *inputs.deviation, *(inputs.target or ("", 0.0, 1.0))[1:])
+            if len(inputs.shape) not in (1, 3) or len(sizes) > 1 or min(inputs.shape) < 1:
                 raise ValueError("sizes do not fit")
-            if not all(map(math.isfinite, numbers)) or min(found.deviation) <= 0:
+            if not all(map(math.isfinite, numbers)) or min(inputs.deviation) <= 0:
                 raise ValueError("a mean or a deviation is no sound number")
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError(f"the description of inputs is damaged ({error})") from error
-        return found
+        return inputs
 
 
 def _several(raw: Any) -> Sequence[Any]:
@@ -185,7 +185,7 @@ def _several(raw: Any) -> Sequence[Any]:
         return [raw]
     if isinstance(raw, Tensor):
         raw = raw.numpy()
-    found = list(raw)
-    if not found:
+    items = list(raw)
+    if not items:
         raise DataError("there is no picture to prepare")
-    return found
+    return items

@@ -64,11 +64,11 @@ def nearest_centroid(
     """Accuracy of the nearest class centroid on raw examples in episodes 0 … episodes − 1, one
     number each: the floor any learner must beat, and a sign that labels and images belong
     together."""
-    drawn = Episodes(data, split, ways, shots, queries, normalise=False)
+    drawn = Episodes(data, split, ways, shots, queries, normalize=False)
     right = []
     for first in range(0, episodes, 20):
         batch = drawn.batch(range(first, min(first + 20, episodes)))
-        centres = batch.support_x.unflatten(1, (ways, shots)).mean(2).flatten(2)
-        guesses = torch.cdist(batch.query_x.flatten(2), centres).argmin(-1)
+        centers = batch.support_x.unflatten(1, (ways, shots)).mean(2).flatten(2)
+        guesses = torch.cdist(batch.query_x.flatten(2), centers).argmin(-1)
         right.append((guesses == batch.query_y).double().mean(1))
     return torch.cat(right).numpy()

@@ -95,10 +95,10 @@ class EpisodeTasks:
         data = self.data
         stride = 1 + data.examples.nbytes // 64_000_000
         described = (data.examples.shape, str(data.examples.dtype), data.classes, dict(data.splits))
-        found = hashlib.sha256(repr(described).encode())
-        found.update(np.ascontiguousarray(data.labels).tobytes())
-        found.update(np.ascontiguousarray(data.examples[::stride]).tobytes())
-        return found.hexdigest()
+        hashed = hashlib.sha256(repr(described).encode())
+        hashed.update(np.ascontiguousarray(data.labels).tobytes())
+        hashed.update(np.ascontiguousarray(data.examples[::stride]).tobytes())
+        return hashed.hexdigest()
 
     @property
     def example_shape(self) -> tuple[int, ...]:
@@ -201,10 +201,10 @@ class TableTasks:
         return (self.train_shots or self.shots) if split == "train" else self.shots
 
     def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
-        found = self.table.batches(
+        batches = self.table.batches(
             split, keys, self._shots(split), seed=_seed(split, self.seed), dtype=self.dtype
         )
-        return [batch.to(self.device) for batch in found]
+        return [batch.to(self.device) for batch in batches]
 
     def groups(self, split: str, keys: Sequence[int]) -> tuple[str, ...]:
         return self.table.drawn(split, keys, self._shots(split), seed=_seed(split, self.seed))

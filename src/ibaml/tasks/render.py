@@ -207,10 +207,10 @@ def _one_per_appearance(glyphs: list[_Glyph]) -> list[_Glyph]:
             alike[np.ix_(members, members)] |= _look_alike(
                 _shrunk([glyphs[i].masters[face] for i in members])
             )
-    kept = np.zeros(len(glyphs), dtype=bool)
+    is_first = np.zeros(len(glyphs), dtype=bool)
     for i in range(len(glyphs)):
-        kept[i] = not (alike[i] & kept).any()
-    return [glyph for glyph, keep in zip(glyphs, kept, strict=True) if keep]
+        is_first[i] = not (alike[i] & is_first).any()
+    return [glyph for glyph, keep in zip(glyphs, is_first, strict=True) if keep]
 
 
 def _look_alike(images: np.ndarray) -> np.ndarray:
@@ -251,7 +251,7 @@ def _ink(path: Path, character: str, points: int) -> Image | None:
 
 
 def _master(path: Path, character: str, size: int) -> Image | None:
-    """The character's ink, centred in a square and filling most of it; None for a blank one."""
+    """The character's ink, centerd in a square and filling most of it; None for a blank one."""
     from PIL import Image
 
     side = _GLYPH_SHARE * size
@@ -318,8 +318,8 @@ def _jitters(masters: list[Image], draws: np.ndarray) -> list[list[float]]:
     slack = np.maximum(room - fit * reach, 0)
 
     back = np.linalg.inv(fit[:, :, None] * linear)
-    centre = half + np.clip(2 * half * shift, -slack, slack)
-    offset = half - back @ centre[:, :, None]
+    center = half + np.clip(2 * half * shift, -slack, slack)
+    offset = half - back @ center[:, :, None]
     return np.concatenate([back, offset], 2).reshape(len(masters), 6).tolist()
 
 

@@ -23,7 +23,7 @@ from ibaml.tasks.rows import read_rows
 class Table:
     """Regression tasks from a table: features (N, D) and targets (N,), grouped by task.
 
-    Features and target are standardised with the training tasks' moments (``centre``, ``spread``;
+    Features and target are standardized with the training tasks' moments (``center``, ``spread``;
     the target's are last). ``features`` and ``target`` are the names of their columns.
     """
 
@@ -33,7 +33,7 @@ class Table:
     labels: np.ndarray
     tasks: tuple[str, ...]
     splits: dict[str, tuple[int, ...]]
-    centre: np.ndarray
+    center: np.ndarray
     spread: np.ndarray
     target: str
     features: tuple[str, ...] = ()
@@ -83,11 +83,11 @@ class Table:
                     f"{splits}: {tasks[one]!r} is in two splits; test tasks must be new"
                 )
         known = values[np.isin(labels, chosen.get("train") or range(len(tasks)))]
-        centre = known.mean(0)
+        center = known.mean(0)
         spread = np.where(constant(known, known.dtype), 1.0, known.std(0))
-        scaled = (values - centre) / spread
+        scaled = (values - center) / spread
         return cls(
-            path.stem, scaled[:, :-1], scaled[:, -1], labels, tasks, chosen, centre, spread, target,
+            path.stem, scaled[:, :-1], scaled[:, -1], labels, tasks, chosen, center, spread, target,
             tuple(features),
         )  # fmt: skip
 

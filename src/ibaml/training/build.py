@@ -34,10 +34,10 @@ def located(settings: Settings) -> Settings:
     """The settings with paths that hold from every working directory."""
     names = ("root", "splits") if settings.data in NAMES else ("data", "root", "splits")
     given = {name: Path(value).expanduser() for name in names if (value := getattr(settings, name))}
-    found: dict[str, Any] = {
+    paths: dict[str, Any] = {
         name: str(path.absolute()) for name, path in given.items() if path.exists()
     }
-    return replace(settings, **found)
+    return replace(settings, **paths)
 
 
 def open_tasks(

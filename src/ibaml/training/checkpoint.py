@@ -55,12 +55,12 @@ def unpack(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
-    found = hashlib.sha256(facts.encode())
+    hashed = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         t = tensors[name]
-        found.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
-        found.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        hashed.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        hashed.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

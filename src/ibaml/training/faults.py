@@ -22,22 +22,22 @@ class Diverged(TrainingError):
 
 def diagnose(learner: MetaLearner, settings: Settings) -> str:
     """Sentences on the last call of the learner and the gradients it left."""
-    found = []
+    sentences = []
     try:
         seen: Diagnostics | None = learner.diagnostics
     except RuntimeError:
         seen = None
     if seen is not None and bool(seen.left_out.any()):
-        found.append(_inner(learner, seen, settings))
+        sentences.append(_inner(learner, seen, settings))
     if worst := _first_ill((n, p.grad) for n, p in learner.named_parameters()):
         name, value = worst
-        found.append(
+        sentences.append(
             f"the meta-gradient of {name} is {value}: lower meta_lr (now {settings.meta_lr:g}) or "
             f"clip (now {settings.clip:g})"
         )
     if worst := _first_ill((n, p.detach()) for n, p in learner.named_parameters()):
-        found.append(f"the meta-parameter {worst[0]} is {worst[1]}: go back to a checkpoint")
-    return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in found)
+        sentences.append(f"the meta-parameter {worst[0]} is {worst[1]}: go back to a checkpoint")
+    return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
 
 def _inner(learner: MetaLearner, seen: Diagnostics, settings: Settings) -> str:
@@ -76,8 +76,8 @@ def _steepest(learner: MetaLearner, gradient: Tensor | None, out: Tensor) -> str
     slots = learner.layout.slots(learner.belief.blocks(learner.layout.size))
     if gradient is None or gradient.shape[-1] != slots[-1][2]:
         return None
-    ill = gradient[out]
-    sizes = {name: ill[:, begin:end].norm() for name, begin, end in slots}
+    bad_gradient = gradient[out]
+    sizes = {name: bad_gradient[:, begin:end].norm() for name, begin, end in slots}
     for name, size in sizes.items():
         if not bool(size.isfinite()):
             return f"{name} (its gradient is not finite)"

@@ -30,10 +30,10 @@ from ibaml.training.faults import (
 from ibaml.training.fitting import fit_memory
 from ibaml.training.outer import (
     Average,
-    build_optimiser,
-    optimiser_tensors,
+    build_optimizer,
+    optimizer_tensors,
     rate_at,
-    restore_optimiser,
+    restore_optimizer,
 )
 from ibaml.training.processes import Processes
 from ibaml.training.rise import LOST, RETURNS, SHRINK, Rise, no_way_back
@@ -79,7 +79,7 @@ class Trainer:
         self.watchers = list(watchers)
         self.parameters = list(learner.parameters())
         self.device = self.parameters[0].device
-        self.optimiser = build_optimiser(settings, self.parameters)
+        self.optimizer = build_optimizer(settings, self.parameters)
         self.average = (
             None if settings.ema is None else Average(settings.ema, learner.named_parameters())
         )
@@ -97,11 +97,11 @@ class Trainer:
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that the next iteration depends on."""
-        found = {f"learner/{n}": t for n, t in self.learner.state_dict().items()}
-        found.update((f"optimiser/{n}", t) for n, t in optimiser_tensors(self.optimiser).items())
+        state = {f"learner/{n}": t for n, t in self.learner.state_dict().items()}
+        state.update((f"optimiser/{n}", t) for n, t in optimizer_tensors(self.optimizer).items())
         if self.average is not None:
-            found.update((f"average/{n}", t) for n, t in self.average.values.items())
-        return found
+            state.update((f"average/{n}", t) for n, t in self.average.values.items())
+        return state
 
     def facts(self) -> dict[str, Any]:
         updates = 0 if self.average is None else self.average.updates
@@ -118,10 +118,10 @@ class Trainer:
         self.rise.restore(facts["rise"])
 
     def _fill(self, content: bytes) -> dict[str, Any]:
-        """Take weights, average and the optimiser's memory from a checkpoint."""
+        """Take weights, average and the optimizer's memory from a checkpoint."""
         tensors, facts = unpack(content)
         self.learner.load_state_dict(under("learner", tensors))
-        restore_optimiser(self.optimiser, under("optimiser", tensors))
+        restore_optimizer(self.optimizer, under("optimiser", tensors))
         if self.average is not None:
             for name, value in under("average", tensors).items():
                 self.average.values[name].copy_(value)
@@ -155,9 +155,9 @@ class Trainer:
                 sums += self._add_gradient(chunk, mix(settings.seed, _NOISE, step))
             gradients = [p.grad for p in self.parameters if p.grad is not None]
             self.processes.add_up([*gradients, sums, caught, *statistics.tensors()])
-        total, kept, out = sums.unbind()
-        torch._foreach_div_(gradients, kept.clamp(min=1))
-        return total / kept, kept, out, caught
+        total, counted, out = sums.unbind()
+        torch._foreach_div_(gradients, counted.clamp(min=1))
+        return total / counted, counted, out, caught
 
     def _add_gradient(self, keys: Sequence[int], seed: int) -> Tensor:
         """Add the gradients of these tasks, summed over them. (Nothing of one micro-batch lives on
@@ -166,35 +166,37 @@ class Trainer:
         for batch in self.tasks.batches("train", keys):
             loss = self.learner(batch, torch.Generator().manual_seed(seed))
             before = len(batch) - self.learner.diagnostics.left_out.sum()
-            found = torch.autograd.grad(loss * before, self.parameters, allow_unused=True)
+            gradients = torch.autograd.grad(loss * before, self.parameters, allow_unused=True)
             # the way back may have left out more
             out = self.learner.diagnostics.left_out.sum()
-            kept = len(batch) - out
-            share = kept / before.clamp(min=1)  # 1 but for those, and then the sum of the others
-            for p, g in zip(self.parameters, found, strict=True):
+            counted = len(batch) - out
+            share = counted / before.clamp(min=1)  # 1 but for those, and then the sum of the others
+            for p, g in zip(self.parameters, gradients, strict=True):
                 if g is not None and p.grad is not None:
                     p.grad += g * share
             zero = torch.zeros_like(loss)
-            sums += torch.stack([torch.where(kept > 0, loss.detach() * kept, zero), kept, out])
+            sums += torch.stack(
+                [torch.where(counted > 0, loss.detach() * counted, zero), counted, out]
+            )
         return sums
 
     def advance(self) -> Step:
         """One meta-iteration."""
-        loss, kept, out, caught = self.gradient(self.step)
+        loss, counted, out, caught = self.gradient(self.step)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
-        parts = [loss, kept, out, norm, *caught]
+        parts = [loss, counted, out, norm, *caught]
         seen = torch.stack([t.to(norm.dtype) for t in parts]).tolist()
         rate = rate_at(self.settings, self.step) * SHRINK**self.returns
         moved = seen[1] > 0 and math.isfinite(seen[3])
         if moved:
-            for group in self.optimiser.param_groups:
+            for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self.optimiser.step()
+            self.optimizer.step()
             if self.average is not None:
                 self.average.update()
         self.step += 1
-        sound = moved and 2 * seen[2] <= seen[1] + seen[2]
-        self.faulty = 0 if sound else self.faulty + 1
+        moved_enough = moved and 2 * seen[2] <= seen[1] + seen[2]
+        self.faulty = 0 if moved_enough else self.faulty + 1
         self.stop.agree(seen[4:])
         report = Step(
             self.step, seen[0], int(seen[1] + seen[2]), int(seen[2]), seen[3], moved, rate
@@ -229,9 +231,11 @@ class Trainer:
         if self._unheard_anywhere():  # nothing is lost yet
             raise RunError(f"{_reason(self.unheard)}: make room, or choose another place")
         for note in self.notes:
-            self._tell("told", note)
+            self._tell("message", note)
         if settings.val_every > 0 and not validates:
-            self._tell("told", f"{self.tasks.name} has no validation tasks of this size: none done")
+            self._tell(
+                "message", f"{self.tasks.name} has no validation tasks of this size: none done"
+            )
         try:
             with self.stop.listening():
                 return self._loop(validates)
@@ -272,7 +276,7 @@ class Trainer:
         self._complain()
         if validates and self.best is not None and self.best_step < self.step:
             self._tell(
-                "told",
+                "message",
                 f"the best weights are those after iteration {self.best_step} (validation nll "
                 f"{self.best:.3f}), not the last: evaluate and load take the best",
             )
@@ -302,13 +306,13 @@ class Trainer:
     def _go_back(self) -> None:
         """The training loss is far above its best: on from the best weights with a smaller step, or
         an end with a diagnosis."""
-        run, kept = self.run, self.run is not None and self.best is not None
+        run, where_best = self.run, self.run is not None and self.best is not None
         content = None
-        if run is not None and kept and self.processes.first and self.returns < RETURNS:
+        if run is not None and where_best and self.processes.first and self.returns < RETURNS:
             content = run.weights("best").content if run.best_score() else None
         content = self.processes.from_first(content, self.device)
         if content is None:
-            best = run.best if run is not None and kept else None
+            best = run.best if run is not None and where_best else None
             raise no_way_back(
                 self.rise, self.settings, self.step, self.returns, unsolved(self.learner), best
             )
@@ -319,7 +323,7 @@ class Trainer:
         self.rise.begin_anew()
         self.returns += 1
         self._tell(
-            "told",
+            "message",
             f"iteration {self.step}: {what}; going on from the best weights (iteration {step}) "
             f"with {SHRINK:g} times the step. {unsolved(self.learner)}".rstrip(),
         )
@@ -344,9 +348,9 @@ class Trainer:
 
     def _give_up(self, saved: int) -> None:
         what = diagnose(self.learner, self.settings)
-        kept = f"The last good checkpoint is that of iteration {saved}." if saved else ""
+        where = f"The last good checkpoint is that of iteration {saved}." if saved else ""
         raise Diverged(
-            f"stopped: {self.faulty} faulty iterations in a row (patience). {what} {kept}".strip()
+            f"stopped: {self.faulty} faulty iterations in a row (patience). {what} {where}".strip()
         )
 
     def _refuse_ill(self) -> None:
@@ -374,7 +378,7 @@ class Trainer:
         # a resumed run takes the same number, whatever is free then
         notes = self._settle(micro_batch=fit.micro_batch)
         for note in (*notes, *fit.notes):
-            self._tell("told", note)
+            self._tell("message", note)
 
     def _settle(self, **choices: Any) -> list[str]:
         """Change settings, in the run's folder too; what to tell of it."""

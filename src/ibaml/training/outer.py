@@ -1,4 +1,4 @@
-"""How the prior moves: the optimiser, how its step size falls, and the average of the iterates."""
+"""How the prior moves: the optimizer, how its step size falls, and the average of the iterates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ibaml.training.settings import Settings
 
-_OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
+_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
@@ -23,13 +23,13 @@ _OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-def build_optimiser(
+def build_optimizer(
     settings: Settings, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
     options: dict[str, Any] = {"lr": settings.meta_lr, "weight_decay": settings.weight_decay}
     if settings.momentum is not None:
         options["momentum"] = settings.momentum
-    return _OPTIMISERS[settings.optimiser](list(parameters), **options)
+    return _OPTIMIZERS[settings.optimizer](list(parameters), **options)
 
 
 def rate_at(settings: Settings, step: int) -> float:
@@ -80,20 +80,20 @@ class Average:
             parameter.copy_(values[name])
 
 
-def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's memory as named tensors: INDEX/NAME."""
-    found = {}
-    for index, memory in optimiser.state_dict()["state"].items():
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's memory as named tensors: INDEX/NAME."""
+    tensors = {}
+    for index, memory in optimizer.state_dict()["state"].items():
         for name, value in memory.items():
-            found[f"{index}/{name}"] = torch.as_tensor(value)
-    return found
+            tensors[f"{index}/{name}"] = torch.as_tensor(value)
+    return tensors
 
 
-def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give the optimiser its memory back; its settings are those it was built with."""
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Give the optimizer its memory back; its settings are those it was built with."""
     state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
         index, _, name = key.partition("/")
-        # NAdam keeps a 0-dimensional product, every optimiser its step: tensors all
+        # NAdam keeps a 0-dimensional product, every optimizer its step: tensors all
         state.setdefault(int(index), {})[name] = value
-    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -33,7 +33,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, keys: Sequence[int]) -> Sequence[int]:
-        """The keys this process works on: neighbours, as even as can be."""
+        """The keys this process works on: neighbors, as even as can be."""
         begin = len(keys) * self.rank // self.world
         end = len(keys) * (self.rank + 1) // self.world
         return keys[begin:end]
@@ -67,13 +67,13 @@ class Processes:
         """The smallest of all processes' numbers."""
         if self.world == 1:
             return number
-        found = torch.tensor([number], device=device)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found.item())
+        smallest = torch.tensor([number], device=device)
+        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        return int(smallest.item())
 
-    def all_agree(self, sound: bool, device: torch.device) -> bool:
+    def all_agree(self, agreed: bool, device: torch.device) -> bool:
         """Whether something is true in every process."""
-        return bool(self.least(int(sound), device))
+        return bool(self.least(int(agreed), device))
 
 
 def who_am_i() -> Processes:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def resolve(given: Mapping[str, Any]) -> Settings:
     """The settings of a run from those that were given; the rest by method and data."""
-    found = chosen(Settings, given)
-    method = found.get("method", "ibaml")
-    _refuse_contradictions(found, method)
-    values = {**_defaults(found, method), **found}
+    settings = chosen(Settings, given)
+    method = settings.get("method", "ibaml")
+    _refuse_contradictions(settings, method)
+    values = {**_defaults(settings, method), **settings}
     return Settings(**values)
 
 
@@ -74,9 +74,9 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
                 raise SettingsError(f"{name} is for conv4 and resnet12, and the model is mlp")
     elif model is not None and "hidden" in given:
         raise SettingsError(f"hidden is for mlp, and the model is {model}")
-    if "momentum" in given and given.get("optimiser", "adam") not in ("sgd", "rmsprop"):
+    if "momentum" in given and given.get("optimizer", "adam") not in ("sgd", "rmsprop"):
         raise SettingsError(
-            f"momentum is for sgd and rmsprop, and optimiser is {given.get('optimiser', 'adam')}"
+            f"momentum is for sgd and rmsprop, and optimizer is {given.get('optimizer', 'adam')}"
         )
     if given.get("curvature") == "lemma" and method != "ibaml":
         raise SettingsError("curvature lemma is written for ibaml's Gaussian: use ggn or energy")
@@ -140,6 +140,6 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
         values["learn_inner_lr"] = False
     if method == "reptile":
         values["train_shots"] = max(5, given.get("shots", 1))
-    if given.get("optimiser") in ("sgd", "rmsprop"):
+    if given.get("optimizer") in ("sgd", "rmsprop"):
         values["momentum"] = 0.0
     return values

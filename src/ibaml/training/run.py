@@ -73,20 +73,20 @@ class Run:
 
     def saved(self) -> list[Path]:
         """The files named like the checkpoints of a step, newest first; not all need be sound."""
-        found = [p for p in self.checkpoints.glob("step-*.safetensors") if _STEP.fullmatch(p.name)]
-        return sorted(found, key=_step, reverse=True)
+        paths = [p for p in self.checkpoints.glob("step-*.safetensors") if _STEP.fullmatch(p.name)]
+        return sorted(paths, key=_step, reverse=True)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
         """Write the checkpoint of a step, then let the oldest go: as many as are kept can be
         read."""
         path = self.checkpoints / f"step-{step:08d}.safetensors"
         self._write(path, pack(tensors, {**facts, "step": step}))
-        sound = 0
+        readable = 0
         for old in self.saved():
-            if sound >= self.settings.keep and old.is_file():
+            if readable >= self.settings.keep and old.is_file():
                 old.unlink(missing_ok=True)
             else:
-                sound += self._is_sound(old)
+                readable += self._is_readable(old)
         return path
 
     def save_best(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -96,8 +96,8 @@ class Run:
         try:
             write_whole(path, content)
         except OSError as error:
-            good = next((old for old in self.saved() if self._is_sound(old)), None)
-            kept = (
+            good = next((old for old in self.saved() if self._is_readable(old)), None)
+            left = (
                 "there is none before it" if good is None else f"the last good checkpoint is {good}"
             )
             remedy = "Make room (or give the folder back its permissions)"
@@ -105,12 +105,12 @@ class Run:
                 remedy = "Move the folder of that name away"
             raise RunError(
                 f"{path} could not be written ({error.strerror or error}; it needs "
-                f"{len(content) / 1e6:.1f} MB): {kept}. {remedy}, then: ibaml train --resume "
+                f"{len(content) / 1e6:.1f} MB): {left}. {remedy}, then: ibaml train --resume "
                 f"{self.path}"
             ) from error
         self._seen[path] = _signature(path), True
 
-    def _is_sound(self, path: Path) -> bool:
+    def _is_readable(self, path: Path) -> bool:
         """Whether a checkpoint can be read; a file that has not changed is not read again."""
         try:
             signature = _signature(path)
@@ -125,33 +125,33 @@ class Run:
     def newest(self) -> tuple[Saved | None, list[str]]:
         """The newest state that can be read, the best one's among them; None where there is none.
         With it, what to tell of files that cannot be read."""
-        told: list[str] = []
-        found: Saved | None = None
+        notes: list[str] = []
+        saved: Saved | None = None
         for path in (*self.saved(), self.best):
             if path == self.best and not path.exists():
                 continue
-            if found is not None and path != self.best:
+            if saved is not None and path != self.best:
                 continue  # an older one
             try:
                 content = path.read_bytes()
                 facts = unpack(content)[1]
-                if found is None or facts["step"] > found.step:
-                    found = Saved(path, content, facts)
+                if saved is None or facts["step"] > saved.step:
+                    saved = Saved(path, content, facts)
             except (CheckpointError, OSError) as error:
-                told.append(f"{path.name} is left aside: {error}")
-        return found, told
+                notes.append(f"{path.name} is left aside: {error}")
+        return saved, notes
 
     def resumable(self) -> tuple[Saved | None, list[str]]:
         """As `newest`; where files are there and none can be read, starting over in their place is
         refused."""
-        found, told = self.newest()
-        if found is None and told:
+        saved, notes = self.newest()
+        if saved is None and notes:
             raise RunError(
-                f"no checkpoint of {self.path} can be read ({'; '.join(told)}): bring one back, or "
+                f"no checkpoint of {self.path} can be read ({'; '.join(notes)}): bring one back, or "
                 "train anew in another folder (ibaml train --config "
                 f"{shlex.quote(str(self.path / 'config.toml'))} --out …)"
             )
-        return found, told
+        return saved, notes
 
     def best_score(self) -> tuple[float, int] | None:
         """The validation nll of the best state that is kept and its iteration; None where it is
@@ -171,11 +171,11 @@ class Run:
                 return Saved(self.best, content, unpack(content)[1])
             except (CheckpointError, OSError) as error:
                 raise RunError(f"{self.best}: {error}; use the last one (which='last')") from error
-        found, told = self.newest()
-        if found is None:
-            reason = f" ({'; '.join(told)})" if told else ""
+        saved, notes = self.newest()
+        if saved is None:
+            reason = f" ({'; '.join(notes)})" if notes else ""
             raise RunError(f"{self.path} has no checkpoint yet{reason}")
-        return found
+        return saved
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -212,14 +212,14 @@ class Saved:
 
 def _signature(path: Path) -> tuple[int, ...]:
     """What changes with a file's content, so that it need not be read again."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _step(path: Path) -> int:
-    found = _STEP.fullmatch(path.name)
-    assert found is not None
-    return int(found[1])
+    match = _STEP.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
 
 
 def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:

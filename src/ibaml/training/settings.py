@@ -87,7 +87,7 @@ class Settings:
         None, "Hidden widths of mlp, comma-separated.", _NET, shown="40,40"
     )
     norm: str | None = setting(
-        None, "Normalisation of conv4 and resnet12: batch, group or none.", _NET,
+        None, "Normalization of conv4 and resnet12: batch, group or none.", _NET,
         choices=("batch", "group", "none"), shown="batch",
     )  # fmt: skip
 
@@ -174,15 +174,15 @@ class Settings:
         None, "Tasks at once in memory; the result does not change.", _OUTER, least=1,
         shown="as many as fit",
     )  # fmt: skip
-    optimiser: str = setting(
+    optimizer: str = setting(
         "adam", "adam, adamw, sgd, rmsprop, radam, nadam, adagrad.", _OUTER,
         choices=("adam", "adamw", "sgd", "rmsprop", "radam", "nadam", "adagrad"),
     )  # fmt: skip
     meta_lr: float | None = setting(
-        None, "Step size of the optimiser.", _OUTER, above=0, shown="0.01 for a head, else 0.003"
+        None, "Step size of the optimizer.", _OUTER, above=0, shown="0.01 for a head, else 0.003"
     )
     momentum: float | None = setting(None, "Of sgd and rmsprop.", _OUTER, least=0, shown="0")
-    weight_decay: float = setting(0.0, "Of the optimiser.", _OUTER, least=0)
+    weight_decay: float = setting(0.0, "Of the optimizer.", _OUTER, least=0)
     schedule: str = setting(
         "cosine", "How the step size falls: constant, linear or cosine.", _OUTER,
         choices=("constant", "linear", "cosine"),

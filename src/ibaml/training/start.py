@@ -129,8 +129,8 @@ def _go_on(
         )
     learner = build_learner(settings, build_network(settings, tasks.example_shape)).to(device)
     with joined(processes, device):
-        found, told = run.resumable() if processes.first else (None, [])
-        content = processes.from_first(None if found is None else found.content, device)
+        saved, told = run.resumable() if processes.first else (None, [])
+        content = processes.from_first(None if saved is None else saved.content, device)
         return _go(run, learner, tasks, processes, watchers, content, told)
 
 
@@ -155,7 +155,7 @@ def _go(
     processes: Processes,
     watchers: Watchers,
     content: bytes | None,
-    told: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Outcome:
     if not processes.first:
         trainer = Trainer(run.settings, learner, tasks, run, processes)
@@ -171,14 +171,14 @@ def _go(
             if (absent := missing("tensorboard")) is None:
                 logs.append(TensorBoard(run.path / "tensorboard", every))
             else:
-                told = [*told, f"{absent}. Going on without."]
+                notes = [*notes, f"{absent}. Going on without."]
         everyone = [*watchers(run, learner), *logs]
         trainer = Trainer(run.settings, learner, tasks, run, processes, everyone)
         if content is not None:
             trainer.restore(content)
             score = run.best_score()
             trainer.best, trainer.best_step = (None, 0) if score is None else score
-        trainer.notes = [*told, *changes]
+        trainer.notes = [*notes, *changes]
         return trainer.train()
 
 
@@ -205,7 +205,7 @@ def load(
     if which not in ("best", "last"):
         raise ValueError(f'which must be "best" or "last", got {which!r}')
     if Path(path).is_file():
-        from ibaml.artefact import load_learner
+        from ibaml.artifact import load_learner
 
         if model is not None:
             passed_in["model"] = model
@@ -221,8 +221,8 @@ def load_run(
     """The learner of a run, and the iteration its weights are from."""
     shape = tuple(int(n) for n in run.data["example_shape"])
     learner = build_learner(run.settings, build_network(run.settings, shape))
-    found = run.weights(which)
-    tensors, _ = unpack(found.content)
+    saved = run.weights(which)
+    tensors, _ = unpack(saved.content)
     weights = under("learner", tensors)
     weights.update(
         # the average stands for the weights it averages
@@ -232,8 +232,8 @@ def load_run(
     try:
         learner.load_state_dict(weights)
     except RuntimeError as error:
-        raise RunError(f"{found.path} does not fit the settings of {run.path}: {error}") from error
+        raise RunError(f"{saved.path} does not fit the settings of {run.path}: {error}") from error
     learner.eval()
     if (inputs := run.data.get("inputs")) is not None:
         learner.inputs = Inputs.read(inputs)
-    return learner.to(device), found.step
+    return learner.to(device), saved.step

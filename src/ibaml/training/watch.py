@@ -22,11 +22,11 @@ class Step:
         loss: mean meta-loss of the tasks that took part.
         tasks, left_out: tasks of the iteration, and those of them that took no part.
         gradient_norm: of the meta-gradient, before it was clipped.
-        moved: whether the optimiser took its step.
+        moved: whether the optimizer took its step.
         cg_residual: mean relative residual of the linear solves (implicit methods).
         unsolved: the share of the tasks whose linear system counts as unsolved.
         inner_gradient: mean ‖∇E‖ at the solutions, for each block.
-        rate: the optimiser's step size.
+        rate: the optimizer's step size.
     """
 
     step: int
@@ -52,7 +52,7 @@ class Watcher(Protocol):
 
     def validated(self, step: int, scores: dict[str, float], best: bool) -> None: ...
 
-    def told(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """A sentence for a person."""
 
     def ended(self) -> None: ...
@@ -70,16 +70,16 @@ class JsonLines:
 
     def started(self, first: int, total: int) -> None:
         self._total = total
-        kept = []
+        lines = []
         if self._path.exists():
             for line in self._path.read_text().splitlines():
                 try:
                     if json.loads(line).get("step", 0) <= first:
-                        kept.append(line)
+                        lines.append(line)
                 except ValueError:  # a line cut short when the process was killed
                     continue
         with _named(self._path):
-            write_whole(self._path, "".join(f"{line}\n" for line in kept))
+            write_whole(self._path, "".join(f"{line}\n" for line in lines))
 
     def _write(self, content: dict[str, Any]) -> None:
         content["seconds"] = round(time.monotonic() - self._began, 3)
@@ -93,7 +93,7 @@ class JsonLines:
     def validated(self, step: int, scores: dict[str, float], best: bool) -> None:
         self._write({"step": step, **{f"val_{k}": v for k, v in scores.items()}, "best": best})
 
-    def told(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self._write({"note": text})
 
     def ended(self) -> None:
@@ -144,7 +144,7 @@ class TensorBoard:
         for name, value in scores.items():
             self._writer.add_scalar(f"val/{name}", value, step)
 
-    def told(self, text: str) -> None:
+    def message(self, text: str) -> None:
         pass
 
     def ended(self) -> None:

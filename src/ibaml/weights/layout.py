@@ -32,8 +32,8 @@ class Layout:
     @property
     def classes(self) -> int | None:
         """How many classes a tied head has; None where none is tied."""
-        found = [s[0] for n, s in zip(self.names, self.shapes, strict=True) if n in self.rows]
-        return found[0] if found else None
+        rows = [s[0] for n, s in zip(self.names, self.shapes, strict=True) if n in self.rows]
+        return rows[0] if rows else None
 
     def slots(self, blocks: Mapping[str, int]) -> tuple[Slot, ...]:
         """Where each weight lies in a vector of these blocks side by side (names and sizes). The

@@ -66,15 +66,15 @@ def assign_roles(model: nn.Module, adapt: Selection, freeze: Selection | None = 
                 f"a predicate (name, parameter) -> bool; got {type(selection).__name__}"
             )
         if callable(selection):
-            found = {n for n, p in trainable.items() if selection(n, p)}
+            names = {n for n, p in trainable.items() if selection(n, p)}
         elif selection == "all":
-            found = set(trainable)
+            names = set(trainable)
         elif selection == "head":
             own = {id(p) for p in head_module(model)[1].parameters()}
-            found = {n for n, p in trainable.items() if id(p) in own}
+            names = {n for n, p in trainable.items() if id(p) in own}
         else:
             patterns = [selection] if isinstance(selection, str) else list(selection)
-            found = set()
+            names = set()
             for pattern in patterns:
                 hits = {
                     n
@@ -83,8 +83,8 @@ def assign_roles(model: nn.Module, adapt: Selection, freeze: Selection | None = 
                 }
                 if not hits:
                     raise ValueError(_no_match(field, pattern, trainable))
-                found |= hits
-        return found
+                names |= hits
+        return names
 
     frozen = chosen(freeze, "freeze") if freeze is not None else set()
     adapted = chosen(adapt, "adapt")

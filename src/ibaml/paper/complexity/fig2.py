@@ -53,9 +53,9 @@ class Settings:
         self.sweep()  # refused now, not when all is measured
 
     def given(self) -> dict[str, Any]:
-        found = asdict(self)
-        del found["measured"]
-        return found
+        options = asdict(self)
+        del options["measured"]
+        return options
 
     def sweep(self) -> Sweep:
         return Sweep.of(self.given())
@@ -98,10 +98,10 @@ def _findings(settings: Settings, measured: Measured) -> Findings:
     )
 
 
-Judgement = tuple[bool, str, str, Any]  # agrees, the sentence, the name of its figures, the figures
+Judgment = tuple[bool, str, str, Any]  # agrees, the sentence, the name of its figures, the figures
 
 
-def _growth(measured: Measured) -> Iterator[Judgement]:
+def _growth(measured: Measured) -> Iterator[Judgment]:
     """Explicit costs are lines in K, implicit ones constants in K and lines in L."""
     for method, samples in measured.curves():
         name, explicit = label(method, samples), method in IMPLICIT_OF
@@ -123,7 +123,7 @@ def _amount(point: Point, what: str) -> float:
 
 def _straight(
     name: str, what: str, xs: Sequence[int], ys: Sequence[float], letter: str
-) -> Judgement:
+) -> Judgment:
     """Linear growth: a line fits, and rises."""
     rise, fit = slope(xs, ys), straightness(xs, ys)
     linear = rise > 0 and (len(xs) < 3 or fit >= _STRAIGHT)
@@ -138,7 +138,7 @@ def _straight(
     return linear, text, f"{name}, {what} over {letter}", figures
 
 
-def _steady(name: str, what: str, xs: Sequence[int], ys: Sequence[float], letter: str) -> Judgement:
+def _steady(name: str, what: str, xs: Sequence[int], ys: Sequence[float], letter: str) -> Judgment:
     """No growth: the line through the points hardly rises (single times are noisy)."""
     rise, middle = slope(xs, ys), sum(ys) / len(ys)
     trend = rise * (xs[-1] - xs[0]) / middle
@@ -163,7 +163,7 @@ def straightness(xs: Sequence[float], ys: Sequence[float]) -> float:
     return 1 - left / whole if whole > 0 else 1.0
 
 
-def _parity(measured: Measured) -> Iterator[Judgement]:
+def _parity(measured: Measured) -> Iterator[Judgment]:
     """The implicit backward with L = n takes about as long as the explicit one with K = n."""
     for implicit, explicit, times in measured.parity():
         near = all(1 / _COMPARABLE <= ratio <= _COMPARABLE for ratio in times.values())
@@ -176,7 +176,7 @@ def _parity(measured: Measured) -> Iterator[Judgement]:
         yield near, text, f"{name}, time at K = L", {str(n): r for n, r in times.items()}
 
 
-def _price(measured: Measured) -> Iterator[Judgement]:
+def _price(measured: Measured) -> Iterator[Judgment]:
     """A Bayesian method costs about twice its deterministic one: at every K both were measured."""
     for method, samples in measured.curves():
         pairs = measured.beside_deterministic(method, samples)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ibaml.paper.complexity.picture import COLORS, MARKS, spread
 from ibaml.paper.complexity.sweep import POINT_OF, label
-from ibaml.report.figure import GREY, blank, hide_frame
+from ibaml.report.figure import GRAY, blank, hide_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,5 +54,5 @@ def _panel(axis: Axes, measured: Measured, unit: str) -> None:
         axis.annotate(
             name, (x, y), xytext=(1.03, height), textcoords="axes fraction", va="center",
             fontsize=9, color=color,
-            arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.5, "alpha": 0.5, "shrinkB": 3},
+            arrowprops={"arrowstyle": "-", "color": GRAY, "lw": 0.5, "alpha": 0.5, "shrinkB": 3},
         )  # fmt: skip

@@ -94,10 +94,10 @@ def measure(sweep: Sweep, progress: Progress | None = None) -> Measured:
 
 
 def _where(device: torch.device) -> dict[str, str]:
-    found = machine(device)
+    places = machine(device)
     if device.type == "cuda":
-        found["times"] = "of replays, unless the strategy says launched"
-    return found
+        places["times"] = "of replays, unless the strategy says launched"
+    return places
 
 
 def _tasks_that_fit(sweep: Sweep) -> TaskBatch:
@@ -231,7 +231,7 @@ class _Bench:
         learner = self.learner
         assert learner is not None  # `weigh` came before, so that kernels are chosen
         roots = task_roots(0, self.batch.task_keys, self.device)
-        found: list[list[float]] = []
+        measured: list[list[float]] = []
         for backward in (False, True):  # one recording's memory at a time
             try:
                 recording = Recording(
@@ -240,10 +240,10 @@ class _Bench:
             except RuntimeError:
                 self._hand_back()
                 return []
-            found.append([self._replayed(recording) for _ in range(1 + self.sweep.repeats)][1:])
+            measured.append([self._replayed(recording) for _ in range(1 + self.sweep.repeats)][1:])
             del recording
             self._hand_back()
-        return [(alone, whole - alone) for alone, whole in zip(*found, strict=True)]
+        return [(alone, whole - alone) for alone, whole in zip(*measured, strict=True)]
 
     def _replayed(self, recording: Recording) -> float:
         began = self._now()
@@ -264,11 +264,11 @@ class _Bench:
 
     def point(self) -> Point:
         """What was found; where something failed, what was found before that."""
-        found = self.found
+        point = self.found
         if self.seconds:
             forward, backward = zip(*self.seconds, strict=True)
-            found = replace(
-                found,
+            point = replace(
+                point,
                 forward=self._cost("forward", forward),
                 backward=self._cost("backward", backward),
                 kept_mb=self.bytes["kept"] / 1e6 / self.sweep.tasks,
@@ -276,7 +276,7 @@ class _Bench:
         both = [sum(pair) for pair in self.seconds]
         if self.device.type == "cuda":
             both = self.replayed
-        return replace(found, together=self._cost("together", both)) if both else found
+        return replace(point, together=self._cost("together", both)) if both else point
 
     def _cost(self, phase: str, seconds: Sequence[float]) -> Cost:
         tasks = self.sweep.tasks

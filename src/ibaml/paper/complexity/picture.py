@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ibaml.paper.complexity.result import Cost, Measured, Point
 from ibaml.paper.complexity.sweep import IMPLICIT_OF, POINT_OF, label
-from ibaml.report.figure import BLUE, GREY, RED, blank, hide_frame, save
+from ibaml.report.figure import BLUE, GRAY, RED, blank, hide_frame, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,10 +78,10 @@ def _curve(
     pale: bool = False,
 ) -> list[_Curve]:
     """The curve of the points that have a cost; none where there are none."""
-    found = [(x, cost) for x, cost in points if cost is not None]
-    if not found:
+    measured_points = [(x, cost) for x, cost in points if cost is not None]
+    if not measured_points:
         return []
-    xs, costs = (list(part) for part in zip(*found, strict=True))
+    xs, costs = (list(part) for part in zip(*measured_points, strict=True))
     name = label(method, samples)
     return [_Curve(name, method, _dash(measured, method, samples), xs, costs, pale)]
 
@@ -101,7 +101,7 @@ def _over_steps(measured: Measured, cost: Callable[[Point], Cost | None]) -> lis
 
 def _over_cg_steps(measured: Measured) -> list[_Curve]:
     """Implicit curves over L; the explicit ones, pale, at K = L beside them."""
-    found: list[_Curve] = []
+    curves: list[_Curve] = []
     most = max(measured.sweep.ls)
     for method, samples in measured.curves():
         pale = method in IMPLICIT_OF
@@ -112,8 +112,8 @@ def _over_cg_steps(measured: Measured) -> list[_Curve]:
                 (p.arm.cg_steps or 0, p.backward) for p in measured.along_cg_steps(method, samples)
             ]
         )
-        found += _curve(measured, method, samples, [p for p in points if p[0] <= most], pale)
-    return found if any(not curve.pale for curve in found) else []
+        curves += _curve(measured, method, samples, [p for p in points if p[0] <= most], pale)
+    return curves if any(not curve.pale for curve in curves) else []
 
 
 def _panel(
@@ -152,7 +152,7 @@ def _label_ends(axis: Axes, ends: Sequence[tuple[_Curve, int, float]]) -> None:
         axis.annotate(
             curve.name, (x, y), xytext=(1.05, height), textcoords="axes fraction", va="center",
             fontsize=8.5, color=color, alpha=0.6 if curve.pale else 1.0,
-            arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.5, "alpha": 0.5,
+            arrowprops={"arrowstyle": "-", "color": GRAY, "lw": 0.5, "alpha": 0.5,
                         "shrinkA": 1, "shrinkB": 3},
         )  # fmt: skip
 
@@ -171,8 +171,8 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
             merged = groups[-2] + groups[-1]
             groups[-2:] = [merged]
             centers[-2:] = [sum(heights[j] for j in merged) / len(merged)]
-    found = list(heights)
+    positions = list(heights)
     for group, center in zip(groups, centers, strict=True):
         for place, i in enumerate(group):
-            found[i] = center + gap * (place - (len(group) - 1) / 2)
-    return found
+            positions[i] = center + gap * (place - (len(group) - 1) / 2)
+    return positions

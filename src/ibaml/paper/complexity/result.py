@@ -53,12 +53,12 @@ class Point:
 
     def row(self) -> dict[str, Any]:
         """As one flat row."""
-        found: dict[str, Any] = {**asdict(self.arm), "strategy": self.strategy}
+        row: dict[str, Any] = {**asdict(self.arm), "strategy": self.strategy}
         for unit in ("ms", "mb"):
             for phase in PHASES:
                 cost = getattr(self, phase)
-                found[f"{phase}_{unit}"] = None if cost is None else getattr(cost, unit)
-        return {**found, "kept_mb": self.kept_mb, "problem": self.problem}
+                row[f"{phase}_{unit}"] = None if cost is None else getattr(cost, unit)
+        return {**row, "kept_mb": self.kept_mb, "problem": self.problem}
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ class Measured:
     def _along(
         self, method: str, samples: int, wanted: Callable[[Arm], bool], key: Callable[[Arm], int]
     ) -> list[Point]:
-        found = [
+        points = [
             p
             for p in self.points
             if (p.arm.method, p.arm.samples) == (method, samples)
             and wanted(p.arm)
             and p.backward is not None
         ]
-        return sorted(found, key=lambda p: key(p.arm))
+        return sorted(points, key=lambda p: key(p.arm))
 
     def content(self) -> dict[str, Any]:
         """All of it for JSON; `of_content` reads it."""

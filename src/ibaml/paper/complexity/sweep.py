@@ -106,7 +106,7 @@ class Sweep:
 
     def arms(self) -> list[Arm]:
         """All that is measured; small ones first within a curve."""
-        found = []
+        arms = []
         for method in self.methods:
             for samples in self.samples if method in POINT_OF else (1,):
                 if method in IMPLICIT_OF:
@@ -115,8 +115,8 @@ class Sweep:
                     pairs = {(k, self.fixed_cg_steps) for k in self.ks}
                     pairs |= {(self.fixed_steps, n) for n in self.ls}
                 ordered = sorted(pairs, key=lambda pair: (pair[0], pair[1] or 0))
-                found += [Arm(method, samples, k, n) for k, n in ordered]
-        return found
+                arms += [Arm(method, samples, k, n) for k, n in ordered]
+        return arms
 
 
 def _ascending(value: Any) -> Any:

@@ -35,17 +35,17 @@ def log_slope(terms: Sequence[float], errors: Sequence[float]) -> float | None:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def slopes(found: Numbers) -> dict[str, float | None]:
+def slopes(errors: Numbers) -> dict[str, float | None]:
     """The slopes where each term dominates, once it fell tenfold: ε with an exact solve, δ′ at the
     optimum. Errors below 1e-11 of the gradient are left out: there rounding has its say."""
-    solves = [r for r in found["solves"] if r["K"] == SOLVED]
+    solves = [r for r in errors["solves"] if r["K"] == SOLVED]
     slope = {}
-    for term, rows in (("eps", found["rows"]), ("delta'", solves)):
+    for term, rows in (("eps", errors["rows"]), ("delta'", solves)):
         top = max(r[term] for r in rows)
-        kept = [
-            r for r in rows if r[term] <= 0.1 * top and r["implicit error"] > 1e-11 * found["size"]
+        usable = [
+            r for r in rows if r[term] <= 0.1 * top and r["implicit error"] > 1e-11 * errors["size"]
         ]
-        slope[term] = log_slope([r[term] for r in kept], [r["implicit error"] for r in kept])
+        slope[term] = log_slope([r[term] for r in usable], [r["implicit error"] for r in usable])
     return slope
 
 
@@ -55,36 +55,36 @@ def _cell_of(make: Callable[[Settings, int], Problem], settings: Settings, key: 
 
 def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
     total = len(PROBLEMS) * settings.seeds
-    found: dict[str, list[Numbers]] = {}
+    cells: dict[str, list[Numbers]] = {}
     own = {k: v for k, v in asdict(settings).items() if k != "seeds"}
     for name, make in PROBLEMS.items():
         for key in range(settings.seeds):
-            done = sum(map(len, found.values()))
+            done = sum(map(len, cells.values()))
             progress(done, total, f"{name}, seed {key}")
-            found.setdefault(name, []).append(
+            cells.setdefault(name, []).append(
                 parts(
                     {"part": name, "key": key, **own},
                     partial(_cell_of, make, settings, key),
                 )
             )
     progress(total, total, "drawing")
-    return _findings(settings, found)
+    return _findings(settings, cells)
 
 
-def _findings(settings: Settings, found: dict[str, list[Numbers]]) -> Findings:
-    numbers = {name: _numbers(tasks) for name, tasks in found.items()}
+def _findings(settings: Settings, cells: dict[str, list[Numbers]]) -> Findings:
+    numbers = {name: _numbers(tasks) for name, tasks in cells.items()}
     agrees, differs = _judged(numbers)
     return Findings(
         setup=_setup(settings),
         agrees=agrees,
         differs=differs,
         numbers=numbers,
-        tables={"bounds": _step_rows(found), "bounds_solves": _solve_rows(found)},
-        pictures={"bounds": partial(draw, found, numbers)},
+        tables={"bounds": _step_rows(cells), "bounds_solves": _solve_rows(cells)},
+        pictures={"bounds": partial(draw, cells, numbers)},
     )
 
 
-def _step_rows(found: dict[str, list[Numbers]]) -> list[dict[str, Any]]:
+def _step_rows(cells: dict[str, list[Numbers]]) -> list[dict[str, Any]]:
     names = ("explicit error", "implicit error", "eps", "delta", "explicit bound",
              "implicit bound", "explicit bound, Remark 3", "implicit bound, Remark 3")  # fmt: skip
     return [
@@ -95,16 +95,16 @@ def _step_rows(found: dict[str, list[Numbers]]) -> list[dict[str, Any]]:
             **{name: row.get(name) for name in names},
             **{f"constant {n}": value for n, value in row["constants"].items()},
         }
-        for model, tasks in found.items()
+        for model, tasks in cells.items()
         for key, task in enumerate(tasks)
         for row in task["rows"]
     ]
 
 
-def _solve_rows(found: dict[str, list[Numbers]]) -> list[dict[str, Any]]:
+def _solve_rows(cells: dict[str, list[Numbers]]) -> list[dict[str, Any]]:
     return [
         {"model": model, "seed": key, **row}
-        for model, tasks in found.items()
+        for model, tasks in cells.items()
         for key, task in enumerate(tasks)
         for row in task["solves"]
     ]
@@ -131,12 +131,12 @@ def ratios(task: Numbers, case: str) -> list[float]:
 def _numbers(tasks: Sequence[Numbers]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for case in CASES:
-        found = [r for task in tasks for r in ratios(task, case)]
-        spread = {**(_spread(found) or {}), "violations": sum(r < 1 for r in found)}
+        values = [r for task in tasks for r in ratios(task, case)]
+        spread = {**(_spread(values) or {}), "violations": sum(r < 1 for r in values)}
         out[f"{case}: bound over error"] = spread
     each = [slopes(task) for task in tasks]
     for term in ("eps", "delta'"):
-        out[f"slope in {term}"] = _spread([s for found in each if (s := found[term]) is not None])
+        out[f"slope in {term}"] = _spread([s for values in each if (s := values[term]) is not None])
     return out
 
 
@@ -180,9 +180,9 @@ _STEEPER = (
 def _judged(numbers: dict[str, Any]) -> tuple[list[str], list[str]]:
     agrees: list[str] = []
     differs: list[str] = []
-    for model, found in numbers.items():
+    for model, summary in numbers.items():
         for case in CASES:
-            r = found[f"{case}: bound over error"]
+            r = summary[f"{case}: bound over error"]
             if "points" not in r:
                 continue
             text = f"{model}, {case}: {r['violations']} of {r['points']} errors exceed the bound; "
@@ -190,7 +190,7 @@ def _judged(numbers: dict[str, Any]) -> tuple[list[str], list[str]]:
             text += f"{r['median']:.1e}."
             (differs if r["violations"] else agrees).append(text)
         for term, name in (("eps", "ε"), ("delta'", "δ′")):
-            s = found[f"slope in {term}"]
+            s = summary[f"slope in {term}"]
             if s is None:
                 continue
             text = f"{model}: where {name} dominates, the implicit error's slope in it is "

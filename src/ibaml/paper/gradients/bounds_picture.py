@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ibaml.report.figure import BLUE, GREEN, GREY, INK, ORANGE, RED, blank
+from ibaml.report.figure import BLUE, GRAY, GREEN, INK, ORANGE, RED, blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,15 +31,15 @@ _TITLES = {
 }
 
 
-def draw(found: Mapping[str, Sequence[Numbers]], numbers: Mapping[str, Any]) -> Figure:
+def draw(cells: Mapping[str, Sequence[Numbers]], numbers: Mapping[str, Any]) -> Figure:
     """A row per model: errors, terms and bounds against K and L, and errors against the terms."""
-    figure = blank(15.5, 4.2 * len(found) + 0.8)
-    axes = figure.subplots(len(found), 3, squeeze=False)
-    for line, (model, tasks) in zip(axes, found.items(), strict=True):
+    figure = blank(15.5, 4.2 * len(cells) + 0.8)
+    axes = figure.subplots(len(cells), 3, squeeze=False)
+    for line, (model, tasks) in zip(axes, cells.items(), strict=True):
         _against_steps(line[0], tasks, _TITLES[model])
         _against_solves(line[1], tasks, _TITLES[model])
         _against_terms(line[2], tasks, numbers[model], _TITLES[model])
-    seeds = len(next(iter(found.values())))
+    seeds = len(next(iter(cells.values())))
     figure.suptitle(
         f"Meta-gradient errors and the bounds of Theorems 1 and 2, in (m, d); medians over {seeds} "
         "seeds, errors and bounds over ‖g*‖",
@@ -132,7 +132,7 @@ def _against_terms(
         axis.plot(x, y, "o", color=color, ms=3.5, alpha=0.6, label=label)
     guide = np.array([1e-11, 1.0])
     for scale in (1e-3, 1.0, 1e3):
-        axis.plot(guide, scale * guide, ":", color=GREY, lw=1, zorder=0)
+        axis.plot(guide, scale * guide, ":", color=GRAY, lw=1, zorder=0)
     _finish(axis, f"{title}: the error against its terms", "term / its largest value",
             "implicit error / ‖g*‖")  # fmt: skip
     axis.set_xlim(1e-12, 2)

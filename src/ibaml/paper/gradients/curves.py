@@ -46,12 +46,12 @@ def errors_of_a_task(
     for count in steps:
         v, g = explicit_gradient(support, query, test.descent(count))
         b = slope_at(support, query, v)
-        found = {EXPLICIT: g}
+        gradients = {EXPLICIT: g}
         for kind in kinds:
             for name, solver in solvers.items():
                 rule = f"{kind} {name}"
-                found[rule] = implicit_gradient(support, v, b, Curvature(kind), solver)
-        for rule, g in found.items():
+                gradients[rule] = implicit_gradient(support, v, b, Curvature(kind), solver)
+        for rule, g in gradients.items():
             errors.setdefault(rule, []).append(float((g - true).norm()))
     return {"size": float(true.norm()), "errors": errors}
 
@@ -82,10 +82,10 @@ class Curves:
     pooled: dict[str, dict[str, np.ndarray]]
 
     @classmethod
-    def of(cls, steps: tuple[int, ...], found: dict[str, list[Numbers]]) -> Curves:
+    def of(cls, steps: tuple[int, ...], errors: dict[str, list[Numbers]]) -> Curves:
         ratio: dict[str, dict[str, np.ndarray]] = {}
         pooled: dict[str, dict[str, np.ndarray]] = {}
-        for expectation, tasks in found.items():
+        for expectation, tasks in errors.items():
             size = np.array([[task["size"]] for task in tasks])
             for rule in tasks[0]["errors"]:
                 error = np.array([task["errors"][rule] for task in tasks])
@@ -96,23 +96,25 @@ class Curves:
 
     def wins(self, expectation: str, rule: str) -> np.ndarray:
         """In how many seeds a rule is closer than the explicit gradient, by K."""
-        found = self.ratio[expectation]
-        return np.asarray((found[rule] < found[EXPLICIT]).sum(0))
+        ratios = self.ratio[expectation]
+        return np.asarray((ratios[rule] < ratios[EXPLICIT]).sum(0))
 
     def crossings(self, expectation: str) -> list[float | None]:
         """Where the paper's form overtakes the explicit gradient, seed by seed."""
-        found = self.ratio[expectation]
+        steps_of_crossing = self.ratio[expectation]
         return [
             crossing(self.steps, a, b)
-            for a, b in zip(found["lemma exact"], found[EXPLICIT], strict=True)
+            for a, b in zip(
+                steps_of_crossing["lemma exact"], steps_of_crossing[EXPLICIT], strict=True
+            )
         ]
 
 
 def quartiles(crossings: Sequence[float | None]) -> dict[str, float | None]:
     """Quartiles of crossings, None where they lie beyond the steps."""
     values = [math.inf if c is None else c for c in crossings]
-    found = np.quantile(values, [0.25, 0.5, 0.75], method="nearest")
+    three = np.quantile(values, [0.25, 0.5, 0.75], method="nearest")
     names = ("lower quartile", "median", "upper quartile")
     return {
-        n: float(q) if math.isfinite(q) else None for n, q in zip(names, found, strict=True)
+        n: float(q) if math.isfinite(q) else None for n, q in zip(names, three, strict=True)
     }  # fmt: skip

@@ -82,21 +82,21 @@ def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
     scan = list(_scan_cells(settings))
     total = len(jobs) + len(scan) * settings.scan_seeds
     solvers, test, done = linear_solvers(settings.cg_steps), settings.test(), 0
-    found: dict[str, list[Numbers]] = {e: [] for e in EXPECTATIONS}
+    errors: dict[str, list[Numbers]] = {e: [] for e in EXPECTATIONS}
     for expectation, key in jobs:
         progress(done, total, f"seed {key}, {expectation}")
         chosen: dict[str, Any] = {
             "steps": settings.steps, "seed": settings.seed, "key": key,
             "exact": expectation == "exact",
         }  # fmt: skip
-        found[expectation].append(
+        errors[expectation].append(
             parts(
                 {"part": "curves", "cg_steps": settings.cg_steps, **asdict(test), **chosen},
                 partial(errors_of_a_task, test, solvers=solvers, kinds=KINDS, **chosen),
             )
         )
         done += 1
-    curves = Curves.of(settings.steps, found)
+    curves = Curves.of(settings.steps, errors)
     rows = []
     for cell in scan:
         progress(done, total, f"crossing: {cell.spectrum}, {cell.queries}, {cell.stiffness:g}")
@@ -133,7 +133,7 @@ def _scan(settings: Settings, test: LinearTest, parts: Parts) -> dict[str, Any]:
         )
     curves = Curves.of(settings.scan_steps, {"exact": tasks})
     ratio, steps = curves.ratio["exact"], settings.scan_steps
-    mean = {rule: found.mean(0) for rule, found in ratio.items()}
+    mean = {rule: ratios.mean(0) for rule, ratios in ratio.items()}
     return {
         "spectrum": test.spectrum,
         "queries": test.queries,

@@ -58,7 +58,7 @@ def numbers_of(settings: Settings, curves: Curves) -> dict[str, Any]:
     positive = [i for i, k in enumerate(curves.steps) if k]
     for e in _EXPECTATIONS:
         ratio, pooled = curves.ratio[e], curves.pooled[e]
-        mean = {rule: found.mean(0) for rule, found in ratio.items()}
+        mean = {rule: ratios.mean(0) for rule, ratios in ratio.items()}
         lost = len(ratio[EXPLICIT]) - curves.wins(e, "energy exact")
         ever = (ratio["energy exact"] >= ratio[EXPLICIT])[:, positive].any(1)
         numbers[e] = {
@@ -110,34 +110,36 @@ def judged(
     agrees: list[str] = []
     differs: list[str] = []
     for e, name in _EXPECTATIONS.items():
-        found = numbers[e]
-        at = found["lemma crosses explicit, means"]
+        summary = numbers[e]
+        at = summary["lemma crosses explicit, means"]
         text = f"{name}: the paper's form, solved exactly, overtakes the explicit gradient at K = "
         if at is None:
             differs.append(f"{name}: the paper's form does not overtake the explicit gradient.")
         else:
-            each = found["lemma crosses explicit, single seeds"]
-            text += f"{at:.1f} in the mean ({_k(found['lemma crosses explicit, pooled'])} pooled; "
+            each = summary["lemma crosses explicit, single seeds"]
+            text += (
+                f"{at:.1f} in the mean ({_k(summary['lemma crosses explicit, pooled'])} pooled; "
+            )
             text += f"single seeds: median {_k(each['median'])}, quartiles "
             text += f"{_k(each['lower quartile'])} and {_k(each['upper quartile'])}). Paper: 5."
             (agrees if 3 <= at <= 7 else differs).append(text)
-        above = found["energy above explicit in the mean at K"]
+        above = summary["energy above explicit in the mean at K"]
         text = f"{name}: with nothing substituted (energy, exact solve) "
         if above:
             text += "the mean is above explicit's at K = " + ", ".join(map(str, above))
             text += ", and below at every other K ≥ 1."
         else:
             text += "there is no crossing: the mean is below explicit's at every K ≥ 1."
-        lost = found["seeds in which energy is not below explicit, by K"]
+        lost = summary["seeds in which energy is not below explicit, by K"]
         text += f" Seeds in which it is not: {_listed(lost, settings.seeds) if lost else 'none'}."
-        some, every = found["median size of the true gradient, those seeds and all"]
+        some, every = summary["median size of the true gradient, those seeds and all"]
         if some is not None:
             text += f" They have a small true gradient: median ‖g*‖ {some:.0f}, of all seeds "
             text += f"{every:.0f}."
         differs.append(text)
     last = numbers["mc"]["mean NRMSE at the last K"]
     k, length = curves.steps[-1], settings.cg_steps
-    mean = {rule: found.mean(0) for rule, found in curves.ratio["mc"].items()}
+    mean = {rule: summary.mean(0) for rule, summary in curves.ratio["mc"].items()}
     first = min(5, k)
     plain = mean["lemma plain"][[i for i, s in enumerate(curves.steps) if s >= first]]
     differs.append(
@@ -146,13 +148,13 @@ def judged(
         f"{last['lemma plain']:.2f}, exact solve {last['lemma exact']:.2f})."
     )
     for e, name in _EXPECTATIONS.items():
-        found = numbers[e]["mean NRMSE at the last K"]
+        summary = numbers[e]["mean NRMSE at the last K"]
         for solver, words in (("warm", "from b/diag"), ("preconditioned", "preconditioned")):
-            near = found[f"lemma {solver}"] - found["lemma exact"] <= _NEAR
+            near = summary[f"lemma {solver}"] - summary["lemma exact"] <= _NEAR
             (agrees if near else differs).append(
                 f"{name}: “L = {length} suffices” {'holds' if near else 'does not hold'} for lemma "
-                f"with CG {words}: {found[f'lemma {solver}']:.3f} at K = {k}, exact solve "
-                f"{found['lemma exact']:.3f}."
+                f"with CG {words}: {summary[f'lemma {solver}']:.3f} at K = {k}, exact solve "
+                f"{summary['lemma exact']:.3f}."
             )
     agrees.append(
         "Errors fall as K grows, explicit and implicit: in the mean from "

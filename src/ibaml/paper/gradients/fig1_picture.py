@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ibaml.report.figure import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET, blank
+from ibaml.report.figure import BLUE, GRAY, GREEN, INK, ORANGE, RED, VIOLET, blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +61,7 @@ def draw(curves: Curves, scan: Sequence[Mapping[str, Any]], settings: Settings) 
         "The paper's set-up diverges as printed; the default one was found by scanning 480. Here: "
         f"spectrum of X {settings.spectrum!r} with condition number 20, σ_max = σ·√("
         f"{settings.stiffness:g}/α), query inputs {settings.queries!r}.",
-        fontsize=9.5, color=GREY,
+        fontsize=9.5, color=GRAY,
     )  # fmt: skip
     return figure
 
@@ -89,13 +89,13 @@ def _lines(axis: Axes, steps: Sequence[int], ratio: np.ndarray, look: Any, band:
 
 def _errors(axis: Axes, curves: Curves, expectation: str, title: str) -> None:
     for rule, look in _RULES.items():
-        found = curves.ratio[expectation][rule]
-        _lines(axis, curves.steps, found, look, band=rule != "ggn exact")
+        ratios = curves.ratio[expectation][rule]
+        _lines(axis, curves.steps, ratios, look, band=rule != "ggn exact")
     axis.set_yscale("log")
-    axis.axvline(5, color=GREY, ls=":", lw=1.3)
+    axis.axvline(5, color=GRAY, ls=":", lw=1.3)
     axis.annotate(
         "K = 5", (5, 0.02), xycoords=("data", "axes fraction"), xytext=(4, 0),
-        textcoords="offset points", color=GREY, fontsize=9,
+        textcoords="offset points", color=GRAY, fontsize=9,
     )  # fmt: skip
     axis.set_ylabel("NRMSE")
     _steps(axis, curves.steps, title)
@@ -121,12 +121,12 @@ def _wins(axis: Axes, curves: Curves) -> None:
 def _solvers(axis: Axes, curves: Curves, kind: str, cg_steps: int) -> None:
     """Exact solve and CG of few steps; the gradient 0 has NRMSE 1."""
     for solver, look in _SOLVERS.items():
-        found = curves.ratio["mc"][f"{kind} {solver}"]
-        _lines(axis, curves.steps, found, look, band=solver in ("exact", "plain"))
-    axis.axhline(1, color=GREY, ls=":", lw=1.3)
+        ratios = curves.ratio["mc"][f"{kind} {solver}"]
+        _lines(axis, curves.steps, ratios, look, band=solver in ("exact", "plain"))
+    axis.axhline(1, color=GRAY, ls=":", lw=1.3)
     axis.annotate(
         "a gradient of zero", (0.015, 1), xycoords=("axes fraction", "data"), xytext=(0, -3),
-        textcoords="offset points", color=GREY, fontsize=8.5, va="top",
+        textcoords="offset points", color=GRAY, fontsize=8.5, va="top",
     )  # fmt: skip
     axis.set_yscale("log")
     axis.set_ylabel("NRMSE")
@@ -151,13 +151,13 @@ def _crossings(axis: Axes, scan: Sequence[Mapping[str, Any]], settings: Settings
             )  # fmt: skip
             if beyond:
                 axis.plot(*zip(*beyond, strict=True), "^", color=color, ms=7, clip_on=False)
-    axis.axhline(5, color=GREY, ls=":", lw=1.3)
+    axis.axhline(5, color=GRAY, ls=":", lw=1.3)
     axis.set_xscale("log")
     axis.set_yscale("log")
     ticks = list(settings.scan_stiffness)
     axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
-    kept = [k for k in (1, 2, 5, 10, 20, 30, 50) if k <= top]
-    axis.set_yticks(kept, [str(k) for k in kept])
+    shown_steps = [k for k in (1, 2, 5, 10, 20, 30, 50) if k <= top]
+    axis.set_yticks(shown_steps, [str(k) for k in shown_steps])
     axis.minorticks_off()
     axis.set_ylim(0.9, top * 4)
     axis.set_xlabel("α·σ_max(X)²/σ²  (descent diverges at 2)")

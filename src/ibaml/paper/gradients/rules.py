@@ -53,5 +53,5 @@ def implicit_gradient(
 ) -> Tensor:
     """The implicit gradient (dim,) at v, whether v is a solution or not."""
     rule = Implicit(curvature, linear_solver)
-    found = rule.pull_back(detached(support), v, b, PRIOR, record or Record())
-    return torch.cat([g.detach() for g in found if g is not None])
+    gradients = rule.pull_back(detached(support), v, b, PRIOR, record or Record())
+    return torch.cat([g.detach() for g in gradients if g is not None])

@@ -123,12 +123,12 @@ def library_point(w: Tensor) -> Tensor:
 def trajectory(support: TaskEnergy, descent: Descent, steps: Sequence[int]) -> dict[int, Tensor]:
     """v̂ after every K; the next K goes on where the last one stopped."""
     v, at = start_of(support).detach(), 0
-    found = {}
+    points = {}
     for count in steps:
         rest = replace(descent, steps=count - at)
         v, at = rest.solve(detached(support), v, examine=False).value, count
-        found[count] = v
-    return found
+        points[count] = v
+    return points
 
 
 def linear_problem(settings: Settings, key: int, natural: bool = False) -> Problem:
@@ -179,11 +179,11 @@ def solved(energy: TaskEnergy, start: Tensor) -> Tensor:
         curvature=Curvature("energy"),
         linear_solver=ConjugateGradient(steps=300, tol=1e-6),
     )
-    found = solver.solve(detached(energy), start)
-    assert found.gradient is not None
-    if not float(found.gradient.norm()) <= 1e-9:
-        raise FloatingPointError(f"no optimum was found (‖∇E‖ = {found.gradient.norm():.1e})")
-    return found.value
+    solution = solver.solve(detached(energy), start)
+    assert solution.gradient is not None
+    if not float(solution.gradient.norm()) <= 1e-9:
+        raise FloatingPointError(f"no optimum was found (‖∇E‖ = {solution.gradient.norm():.1e})")
+    return solution.value
 
 
 @dataclass(frozen=True)
@@ -219,8 +219,8 @@ def mixed_matrix(problem: Problem, v: Tensor) -> Tensor:
     lemma = Curvature("lemma").at(detached(problem.support), v, PRIOR)
     columns = []
     for unit in torch.eye(v.shape[-1], dtype=v.dtype):
-        found = [g.detach() for g in lemma.pull_back(unit[None]) if g is not None]
-        columns.append(problem.in_variance(torch.cat(found)))
+        gradients = [g.detach() for g in lemma.pull_back(unit[None]) if g is not None]
+        columns.append(problem.in_variance(torch.cat(gradients)))
     return problem.examples * torch.stack(columns, -1)
 
 
@@ -268,8 +268,8 @@ def explicit_jacobian(problem: Problem, steps: int) -> Tensor:
     solver = replace(problem.descent, steps=steps)
     v = Unrolled()(support, start_of(support), solver, Record(), examine=False)
     units = torch.eye(v.shape[-1], dtype=v.dtype)[:, None]
-    found = torch.autograd.grad(v, support.meta.prior, units, is_grads_batched=True)
-    rows = problem.in_variance(torch.cat(found, -1))  # ∂v_i/∂θ, in θ = (m, d)
+    gradients = torch.autograd.grad(v, support.meta.prior, units, is_grads_batched=True)
+    rows = problem.in_variance(torch.cat(gradients, -1))  # ∂v_i/∂θ, in θ = (m, d)
     rho = v.detach()[0].chunk(2)[1]
     scale = torch.cat([torch.ones_like(rho), rho.exp()])
     return (rows * scale[:, None]).T.detach()

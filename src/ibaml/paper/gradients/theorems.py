@@ -61,9 +61,9 @@ class Constants:
         return self.factor * eps + self.weight * delta
 
 
-def task_constants(found: Iterable[Constants]) -> Constants:
+def task_constants(constants: Iterable[Constants]) -> Constants:
     """Remark 3: constants of the task, that hold wherever adaptation was."""
-    every = list(found)
+    every = list(constants)
     worst = {f.name: max(getattr(c, f.name) for c in every) for f in fields(Constants)}
     least = {name: min(getattr(c, name) for c in every) for name in ("sigma", "d_min")}
     return Constants(**{**worst, **least})

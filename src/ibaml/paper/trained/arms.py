@@ -192,12 +192,12 @@ def _everything(arm: Arm, study: Settings) -> dict[str, Any]:
 def identity(settings: RunSettings) -> dict[str, Any]:
     """What a training run is, wherever it runs: the settings without those of a machine, and the
     data by its name, not by its place."""
-    found = dataclasses.asdict(settings)
+    identifying = dataclasses.asdict(settings)
     for name in _OF_THE_MACHINE:
-        del found[name]
+        del identifying[name]
     for name in ("data", "splits"):
-        found[name] = found[name] and Path(found[name]).name
-    return found
+        identifying[name] = identifying[name] and Path(identifying[name]).name
+    return identifying
 
 
 def of_this_machine(settings: RunSettings, study: Settings) -> RunSettings:

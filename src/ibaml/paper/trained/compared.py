@@ -138,33 +138,33 @@ _WEIGHTS = {"best": "best (by validation nll)", "last": "last"}
 
 def deviations(settings: Settings, results: Sequence[Result]) -> list[str]:
     """Where the protocol is not the paper's, or the paper does not say."""
-    found = []
+    sentences = []
     if (name := results[0].training["data"]["name"]) != PAPER.data:
-        found.append(f"data {name}, not miniImageNet")
+        sentences.append(f"data {name}, not miniImageNet")
     for field, words in _TUNED.items():
         ours, theirs = getattr(settings, field), getattr(PAPER, field)
         if ours != theirs:
-            found.append(f"{words} {ours:,}, not {theirs:,}")
+            sentences.append(f"{words} {ours:,}, not {theirs:,}")
     if settings.test_steps:
-        found.append(f"K = {settings.test_steps} in the test")
+        sentences.append(f"K = {settings.test_steps} in the test")
     tasks = settings.train_tasks
     if "abml5" in settings.arms and tasks != PAPER.train_tasks:
-        found.append(
+        sentences.append(
             f"ABML's one hyper-prior is spread over {tasks:,} tasks and so weighs × "
             f"{PAPER.train_tasks / tasks:.3g}"
         )
     if settings.batch != PAPER.batch:
         scaled = "" if settings.meta_lr == PAPER.meta_lr else ", another"
-        found.append(
+        sentences.append(
             f"{settings.batch} tasks a step, not {PAPER.batch} (meta step size "
             f"{settings.meta_lr:g}{scaled or ', not scaled'})"
         )
     if settings.precision != PAPER.precision:
-        found.append(f"activations in {settings.precision}")
+        sentences.append(f"activations in {settings.precision}")
     if any(ARMS[name].implicit and ARMS[name].curvature == "ggn" for name in settings.arms):
-        found.append("H is ggn, not Lemma 1's (arms ibaml5_lemma, ibaml15_lemma have that)")
+        sentences.append("H is ggn, not Lemma 1's (arms ibaml5_lemma, ibaml15_lemma have that)")
     return [
-        *found,
+        *sentences,
         "adaptation keeps its noise, the meta-gradient's norm is clipped at 10",
         "the paper does not say where ρ starts, which meta-loss iBaML has (here the query nll), "
         "which weights were tested, nor which statistics batch norm had",
@@ -173,7 +173,7 @@ def deviations(settings: Settings, results: Sequence[Result]) -> list[str]:
 
 def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     """A row per arm: every figure with its interval, and how it was trained."""
-    found = []
+    table = []
     for r in results:
         summary = {} if r.scores is None else r.scores.summary()
         figures = {
@@ -182,7 +182,7 @@ def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
             for interval in [plain(summary[metric]) if summary else dict.fromkeys(_ENDS)]
             for key, end in _ENDS.items()
         }
-        found.append(
+        table.append(
             {
                 "arm": r.name,
                 "title": r.title,
@@ -195,7 +195,7 @@ def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
                 },
             }
         )
-    return found
+    return table
 
 
 def numbers(results: Sequence[Result]) -> dict[str, Any]:
@@ -212,21 +212,21 @@ def difference_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Every arm minus the first, task by task: a row per arm and figure."""
     scores = scored(results)
     first = next(iter(scores), "")
-    found = differences(scores) if len(scores) > 1 else {}
+    pairs = differences(scores) if len(scores) > 1 else {}
     return [
         {"arm": name, "minus": first, "figure": figure, **plain(interval)}
-        for name, figures in found.items()
+        for name, figures in pairs.items()
         for figure, interval in figures.items()
     ]
 
 
 def inside_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     """A row per arm: what was seen at the end of training."""
-    found = []
+    table = []
     for r in results:
         seen: Mapping[str, Any] = r.inside or {}
         against = seen.get("against first order", {})
-        found.append(
+        table.append(
             {
                 "arm": r.name,
                 "iteration": seen.get("step"),
@@ -250,7 +250,7 @@ def inside_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
                 },
             }
         )
-    return found
+    return table
 
 
 def claim(
@@ -260,15 +260,15 @@ def claim(
     the sentence; None where one is missing. What the interval does not decide is not agreement."""
     if better not in scores or than not in scores:
         return None
-    found = paired(scores[than], scores[better])[metric]
+    interval = paired(scores[than], scores[better])[metric]
     sign = -1 if metric == "accuracy" else 1
-    low, high = sorted((sign * found.low, sign * found.high))
+    low, high = sorted((sign * interval.low, sign * interval.high))
     ours, theirs = ARMS[better].title, ARMS[than].title
     if high < 0 or low > 0:
         text = f"{ours} is {'better' if high < 0 else 'worse'} than {theirs} by {_name(metric)}: "
     else:
         text = f"{ours} and {theirs} are not told apart by {_name(metric)}: "
-    text += f"{written(found, metric, '+')}"
+    text += f"{written(interval, metric, '+')}"
     if paper is not None:
         text += f" (paper {paper:+.{_DIGITS[metric]}f}{_UNIT[metric]})"
     return high < 0, f"{text}."
@@ -282,10 +282,10 @@ def _name(metric: str) -> str:
     return metric.upper() if metric in ("ece", "mce") else metric
 
 
-def written(found: Interval, metric: str, sign: str = "") -> str:
+def written(interval: Interval, metric: str, sign: str = "") -> str:
     """A figure with its interval."""
     scale, digits, unit = 100 if _UNIT[metric] else 1, _DIGITS[metric], _UNIT[metric]
-    value, low, high = (scale * n for n in (found.value, found.low, found.high))
+    value, low, high = (scale * n for n in (interval.value, interval.low, interval.high))
     if abs((high - value) - (value - low)) < 0.5 * 10**-digits:
         return f"{value:{sign}.{digits}f} ± {high - value:.{digits}f}{unit}"
     return f"{value:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]{unit}"
@@ -300,11 +300,11 @@ def _about(settings: Settings, r: Result) -> Iterator[str]:
     if r.training["failed"]:
         yield f"{r.title}: training failed. {r.training['failed']}"
     if r.scores is not None:
-        found = r.scores.summary()["accuracy"]
-        if found.low <= 1 / settings.ways:
-            yield f"{r.title}: no better than chance ({written(found, 'accuracy')})."
+        accuracy = r.scores.summary()["accuracy"]
+        if accuracy.low <= 1 / settings.ways:
+            yield f"{r.title}: no better than chance ({written(accuracy, 'accuracy')})."
         elif not has_learned(settings, r.scores):
-            yield f"{r.title}: next to nothing was learned ({written(found, 'accuracy')})."
+            yield f"{r.title}: next to nothing was learned ({written(accuracy, 'accuracy')})."
     if r.tested["diverged"]:
         yield (
             f"{r.title}: adaptation diverged in {r.tested['diverged']} of {settings.test_tasks} "

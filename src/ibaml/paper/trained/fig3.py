@@ -24,31 +24,31 @@ QUICK = replace(table1.QUICK, shots=1, train_tasks=320, head_tasks=1600)
 
 
 def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
-    found = results(settings, parts, progress)
-    name = found[0].training["data"]["name"]
+    arms_results = results(settings, parts, progress)
+    name = arms_results[0].training["data"]["name"]
     title = f"{name}, {settings.ways}-way {settings.shots}-shot, {settings.test_tasks:,} test tasks"
-    by_title = {r.title: r.scores for r in found if r.scores is not None}
+    by_title = {r.title: r.scores for r in arms_results if r.scores is not None}
     return compared(
         "fig3",
         settings,
-        found,
-        _judged(settings, scored(found)),
-        table=rows(found),
-        tables={"bins": _bins(found)},
+        arms_results,
+        _judged(settings, scored(arms_results)),
+        table=rows(arms_results),
+        tables={"bins": _bins(arms_results)},
         pictures={
             "fig3": partial(draw, by_title, title),
             "fig3_reliability": partial(reliability_figure, by_title, title),
         },
-        shown=[_shown(r) for r in found],
+        shown=[_shown(r) for r in arms_results],
         also=["ECE and MCE: top label, 15 bins of equal width."],
-        leaning=_lean(found),
+        leaning=_lean(arms_results),
     )
 
 
-def _bins(found: Sequence[Result]) -> list[dict[str, Any]]:
+def _bins(arms_results: Sequence[Result]) -> list[dict[str, Any]]:
     """What a reliability diagram shows: a row per arm and bin that is not empty."""
     lines = []
-    for name, scores in scored(found).items():
+    for name, scores in scored(arms_results).items():
         for place, (count, confidence, right) in enumerate(scores.bins().sum(0).tolist()):
             if count:
                 lines.append(
@@ -71,10 +71,10 @@ def _shown(r: Result) -> dict[str, str]:
     return {"method": r.title, **{n: written(summary[m], m) for n, m in columns.items()}}
 
 
-def _lean(found: Sequence[Result]) -> list[str]:
+def _lean(arms_results: Sequence[Result]) -> list[str]:
     """Which way each arm errs."""
     said = []
-    for r in found:
+    for r in arms_results:
         if r.scores is not None:
             gap = float(r.scores.confidence.mean() - r.scores.correct.mean())
             way = "over" if gap > 0 else "under"

@@ -22,9 +22,9 @@ def draw(scores: Mapping[str, ClassScores], headline: str) -> Figure:
     axis = figure.subplots()
     places = np.arange(len(scores))
     for shift, metric, color in ((-0.19, "ece", BLUE), (0.19, "mce", ORANGE)):
-        found = [summary[metric] for summary in summaries]
-        values = np.array([100 * f.value for f in found])
-        ends = 100 * np.array([[f.low, f.high] for f in found])
+        intervals = [summary[metric] for summary in summaries]
+        values = np.array([100 * f.value for f in intervals])
+        ends = 100 * np.array([[f.low, f.high] for f in intervals])
         ends = np.where(np.isfinite(ends), ends, values[:, None])
         reach = np.abs(ends.T - values)
         axis.bar(places + shift, values, 0.36, color=color, label=metric.upper())

@@ -65,9 +65,9 @@ def _gradients(
     out = 0
     for batch in batches:
         loss = learner(batch, torch.Generator().manual_seed(0))
-        kept = int((~learner.diagnostics.left_out).sum())
-        if kept:
-            (loss * kept).backward()
+        count = int((~learner.diagnostics.left_out).sum())
+        if count:
+            (loss * count).backward()
         seen = learner.diagnostics
         out += int(seen.left_out.sum())
         for block, norms in (seen.gradient_norm or {}).items():
@@ -93,8 +93,8 @@ def _grouped(learner: MetaLearner) -> dict[str, Tensor]:
         kind = "log_var" if name.startswith("log_var") else kind
         gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         groups.setdefault(kind, []).append(gradient.detach().double().flatten())
-    found = {kind: torch.cat(parts) for kind, parts in groups.items()}
-    return {"all": torch.cat(list(found.values())), **found}
+    flat = {kind: torch.cat(parts) for kind, parts in groups.items()}
+    return {"all": torch.cat(list(flat.values())), **flat}
 
 
 def _spread(learner: MetaLearner, batch: TaskBatch) -> float | None:
@@ -123,8 +123,8 @@ def _compared(ours: Tensor, plain: Tensor) -> dict[str, float | None]:
 
 def _mean(values: Sequence[float]) -> float | None:
     """Over those that are finite; None where none is."""
-    kept = [v for v in values if math.isfinite(v)]
-    return sum(kept) / len(kept) if kept else None
+    finite = [v for v in values if math.isfinite(v)]
+    return sum(finite) / len(finite) if finite else None
 
 
 def _finite(value: float) -> float | None:

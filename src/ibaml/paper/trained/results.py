@@ -26,7 +26,7 @@ from ibaml.training import Run, RunError, Step, open_run, resume, train
 from ibaml.training.faults import Diverged
 from ibaml.training.start import load_run
 
-Tell = Callable[[int, str], None]  # tasks done of this arm, what is going on
+OnProgress = Callable[[int, str], None]  # tasks done of this arm, what is going on
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Result:
 def results(settings: Settings, parts: Parts, progress: Progress) -> list[Result]:
     """All arms, one after the other."""
     jobs = [_Job(name, settings, parts) for name in settings.arms]
-    total, done, found = sum(job.size for job in jobs), 0, []
+    total, done, results_so_far = sum(job.size for job in jobs), 0, []
     with threads(settings.threads):
         for job in jobs:
-            found.append(job.result(partial(_tell, progress, done, total, job.title)))
+            results_so_far.append(job.result(partial(_tell, progress, done, total, job.title)))
             done += job.size
     progress(total, total, "drawing")
-    _same_data(found)
-    return found
+    _same_data(results_so_far)
+    return results_so_far
 
 
 def _tell(progress: Progress, before: int, total: int, title: str, done: int, what: str) -> None:
@@ -81,10 +81,10 @@ class _Job:
         self.size = self.trained_on + study.test_tasks
         self.test_steps = None if ARMS[name].head else study.test_steps or None
 
-    def result(self, tell: Tell) -> Result:
+    def result(self, on_progress: OnProgress) -> Result:
         study = self.study
-        tell(0, "training")
-        training = self.parts({"part": "training", **self.key}, partial(self.train, tell))
+        on_progress(0, "training")
+        training = self.parts({"part": "training", **self.key}, partial(self.train, on_progress))
         how: dict[str, Any] = {
             "tasks": study.test_tasks,
             "queries": study.test_queries,
@@ -94,11 +94,12 @@ class _Job:
         }
         if self.test_steps is not None:
             how["steps"] = self.test_steps
-        tell(self.trained_on, "testing")
-        tested = self.parts({"part": "test", **self.key, **how}, partial(self.test, tell))
-        tell(self.size, "looking inside")
+        on_progress(self.trained_on, "testing")
+        tested = self.parts({"part": "test", **self.key, **how}, partial(self.test, on_progress))
+        on_progress(self.size, "looking inside")
         inside = self.parts(
-            {"part": "inside", **self.key, "tasks": study.diagnosed}, partial(self.inside, tell)
+            {"part": "inside", **self.key, "tasks": study.diagnosed},
+            partial(self.inside, on_progress),
         )
         scores = tested.pop("scores")
         return Result(
@@ -109,11 +110,11 @@ class _Job:
             inside or None,
         )
 
-    def train(self, tell: Tell) -> Numbers:
+    def train(self, on_progress: OnProgress) -> Numbers:
         """Train, or go on, to the end; training that diverges is a finding."""
         failed = ""
         try:
-            run = self.trained(tell)
+            run = self.trained(on_progress)
         except Diverged as error:
             run, failed = self.opened(), str(error)
         log = _log(run.path)
@@ -132,9 +133,9 @@ class _Job:
             "failed": failed,
         }
 
-    def trained(self, tell: Tell) -> Run:
+    def trained(self, on_progress: OnProgress) -> Run:
         """The complete run."""
-        watch = partial(_watchers, tell, self.settings.tasks)
+        watch = partial(_watchers, on_progress, self.settings.tasks)
         if not (self.folder / "config.json").exists():
             run, outcome = train(self.settings, self.folder, watchers=watch)
         else:
@@ -150,16 +151,16 @@ class _Job:
         run = open_run(self.folder)
         return replace(run, settings=of_this_machine(run.settings, self.study))
 
-    def found(self, tell: Tell) -> Run | None:
+    def found(self, on_progress: OnProgress) -> Run | None:
         """The run, trained where its folder was left behind; None where it has no weights."""
         try:
-            return self.trained(tell)
+            return self.trained(on_progress)
         except Diverged:
             run = self.opened()
             return run if run.saved() else None
 
-    def test(self, tell: Tell) -> Numbers:
-        run = self.found(tell)
+    def test(self, on_progress: OnProgress) -> Numbers:
+        run = self.found(on_progress)
         if run is None:
             return {"step": None, "diverged": None, "protocol": "", "scores": None}
         study = self.study
@@ -172,21 +173,21 @@ class _Job:
             which=study.which,
             device=study.device,
         )
-        found = assess(
+        judged = assess(
             run,
             protocol,
             beside=False,
-            told=lambda _, done: tell(self.trained_on + done, "testing"),
+            on_progress=lambda _, done: on_progress(self.trained_on + done, "testing"),
         )
-        if not isinstance(found.main, ClassScores):
-            raise ValueError(f"data: {found.source.name} is regression, and classes are compared")
-        ((name, diverged),) = found.diverged.items()
+        if not isinstance(judged.main, ClassScores):
+            raise ValueError(f"data: {judged.source.name} is regression, and classes are compared")
+        ((name, diverged),) = judged.diverged.items()
         return {
-            "step": found.step, "diverged": diverged, "protocol": name, "scores": packed(found.main)
+            "step": judged.step, "diverged": diverged, "protocol": name, "scores": packed(judged.main)
         }  # fmt: skip
 
-    def inside(self, tell: Tell) -> Numbers:
-        run = self.found(tell)
+    def inside(self, on_progress: OnProgress) -> Numbers:
+        run = self.found(on_progress)
         if run is None:
             return {}
         source = open_test(run, Protocol(queries=self.settings.queries, device=self.study.device))
@@ -210,15 +211,15 @@ def _seconds(log: list[dict[str, Any]]) -> float:
     return sum(now for now, then in zip(times, [*times[1:], 0.0], strict=True) if then < now)
 
 
-def _watchers(tell: Tell, tasks: int, *_: Any) -> list[_Watch]:
-    return [_Watch(tell, tasks)]
+def _watchers(on_progress: OnProgress, tasks: int, *_: Any) -> list[_Watch]:
+    return [_Watch(on_progress, tasks)]
 
 
 class _Watch:
     """Tells how far training is."""
 
-    def __init__(self, tell: Tell, tasks: int) -> None:
-        self._tell, self._tasks = tell, tasks
+    def __init__(self, on_progress: OnProgress, tasks: int) -> None:
+        self._tell, self._tasks = on_progress, tasks
 
     def started(self, first: int, total: int) -> None:
         self._tell(first * self._tasks, "training")
@@ -229,16 +230,16 @@ class _Watch:
     def validated(self, step: int, scores: dict[str, float], best: bool) -> None:
         pass
 
-    def told(self, text: str) -> None:
+    def message(self, text: str) -> None:
         pass
 
     def ended(self) -> None:
         pass
 
 
-def _same_data(found: list[Result]) -> None:
+def _same_data(arms_results: list[Result]) -> None:
     """Refuse to compare arms of different data (parts of one folder, measured at two places)."""
-    digests = {result.training["data"]["digest"]: result.name for result in found}
+    digests = {result.training["data"]["digest"]: result.name for result in arms_results}
     if len(digests) > 1:
         raise RunError(
             f"the data of {' and '.join(digests.values())} differ, though their name is the same: "

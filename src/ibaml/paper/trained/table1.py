@@ -45,22 +45,24 @@ QUICK = replace(
 
 
 def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
-    found = results(settings, parts, progress)
+    arms_results = results(settings, parts, progress)
     return compared(
         "table1",
         settings,
-        found,
-        _judged(settings, found),
-        table=[{**row, **_printed(row["arm"])} for row in rows(found)],
-        pictures={"table1": partial(draw, found, PRINTED, _headline(settings, found))},
-        shown=[_shown(r) for r in found],
+        arms_results,
+        _judged(settings, arms_results),
+        table=[{**row, **_printed(row["arm"])} for row in rows(arms_results)],
+        pictures={
+            "table1": partial(draw, arms_results, PRINTED, _headline(settings, arms_results))
+        },
+        shown=[_shown(r) for r in arms_results],
     )
 
 
-def _headline(settings: Settings, found: Sequence[Result]) -> str:
-    tasks = {r.training["tasks"] for r in found}
+def _headline(settings: Settings, arms_results: Sequence[Result]) -> str:
+    tasks = {r.training["tasks"] for r in arms_results}
     length = " to ".join(f"{n:,}" for n in sorted({min(tasks), max(tasks)}))
-    name = found[0].training["data"]["name"]
+    name = arms_results[0].training["data"]["name"]
     return (
         f"{name}, {settings.ways}-way {settings.shots}-shot, {length} training tasks; "
         f"{settings.test_tasks:,} test tasks, 95 % intervals"
@@ -68,9 +70,9 @@ def _headline(settings: Settings, found: Sequence[Result]) -> str:
 
 
 def _printed(arm: str) -> dict[str, float | None]:
-    found = PRINTED.get(arm)
+    printed = PRINTED.get(arm)
     return {
-        f"paper {metric}": found[metric][0] if found else None for metric in ("nll", "accuracy")
+        f"paper {metric}": printed[metric][0] if printed else None for metric in ("nll", "accuracy")
     }
 
 
@@ -92,22 +94,22 @@ def _shown(r: Result) -> dict[str, str]:
 _SHOWN = {"nll": "nll", "accuracy": "accuracy", "ECE": "ece"}
 
 
-def _judged(settings: Settings, found: Sequence[Result]) -> Judged:
+def _judged(settings: Settings, arms_results: Sequence[Result]) -> Judged:
     agrees: list[str] = []
     differs: list[str] = []
-    scores = scored(found)
+    scores = scored(arms_results)
     for better, than, metric in _CLAIMS:
         paper = PRINTED[better][metric][0] - PRINTED[than][metric][0]
         judged = claim(scores, better, than, metric, paper)
         if judged is not None:
             (agrees if judged[0] else differs).append(judged[1])
-    if found[0].training["data"]["name"] == PAPER.data:
+    if arms_results[0].training["data"]["name"] == PAPER.data:
         for verdict, text in _levels(scores):
             (agrees if verdict else differs).append(text)
     else:
         differs.append(
             f"The levels of the table are of miniImageNet, and these of "
-            f"{found[0].training['data']['name']}: only the order can agree."
+            f"{arms_results[0].training['data']['name']}: only the order can agree."
         )
     return agrees, differs
 
@@ -117,10 +119,12 @@ def _levels(scores: Mapping[str, ClassScores]) -> list[tuple[bool, str]]:
     judged = []
     for name, one in scores.items():
         for metric, (value, half) in PRINTED.get(name, {}).items():
-            found = one.summary()[metric]
+            interval = one.summary()[metric]
             scale = 100 if metric == "accuracy" else 1
-            near = abs(scale * found.value - value) <= half + scale * (found.high - found.value)
-            text = f"{name}: {metric} {written(found, metric)}, paper {value} ± {half}."
+            near = abs(scale * interval.value - value) <= half + scale * (
+                interval.high - interval.value
+            )
+            text = f"{name}: {metric} {written(interval, metric)}, paper {value} ± {half}."
             judged.append((near, text))
     return judged
 

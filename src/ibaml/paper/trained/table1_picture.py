@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ibaml.assessment import differences
 from ibaml.evaluation import Interval
-from ibaml.report.figure import BLUE, GREY, RED, blank
+from ibaml.report.figure import BLUE, GRAY, RED, blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,9 +44,9 @@ def draw(results: Sequence[Result], printed: Printed, headline: str) -> Figure:
 
 
 def _differences(axis: Axes, arms: Sequence[Result], printed: Printed) -> None:
-    found = differences({r.name: r.scores for r in arms if r.scores is not None})
+    pairs = differences({r.name: r.scores for r in arms if r.scores is not None})
     first = arms[0].name
-    lines = [Interval(0.0, 0.0, 0.0), *(found[r.name]["nll"] for r in arms[1:])]
+    lines = [Interval(0.0, 0.0, 0.0), *(pairs[r.name]["nll"] for r in arms[1:])]
     _dots(axis, lines, 1, RED)
     base = printed.get(first)
     if base is not None:
@@ -55,17 +55,20 @@ def _differences(axis: Axes, arms: Sequence[Result], printed: Printed) -> None:
             for r in arms
         ]
         _hollow(axis, gaps)
-    axis.axvline(0, color=GREY, lw=1, zorder=0)
+    axis.axvline(0, color=GRAY, lw=1, zorder=0)
     axis.set_title(f"nll minus that of {arms[0].title}, paired", fontsize=11)
     axis.set_xlabel("hollow: the paper, miniImageNet" if base else "", fontsize=9)
 
 
 def _dots(axis: Axes, values: Sequence[Interval], scale: float, color: str) -> None:
-    for height, found in enumerate(values):
-        if math.isfinite(found.high - found.low):
-            reach = [[scale * (found.value - found.low)], [scale * (found.high - found.value)]]
-            axis.errorbar(scale * found.value, height, xerr=reach, color=color, lw=2, capsize=4)
-        axis.plot(scale * found.value, height, "o", ms=7, color=color)
+    for height, interval in enumerate(values):
+        if math.isfinite(interval.high - interval.low):
+            reach = [
+                [scale * (interval.value - interval.low)],
+                [scale * (interval.high - interval.value)],
+            ]
+            axis.errorbar(scale * interval.value, height, xerr=reach, color=color, lw=2, capsize=4)
+        axis.plot(scale * interval.value, height, "o", ms=7, color=color)
     axis.margins(x=0.1)
     axis.locator_params(axis="x", nbins=6)
     axis.grid(axis="x", alpha=0.25)
@@ -73,8 +76,8 @@ def _dots(axis: Axes, values: Sequence[Interval], scale: float, color: str) -> N
 
 def _hollow(axis: Axes, values: Sequence[tuple[float, float] | None]) -> None:
     """The paper's figures, a little below ours."""
-    for height, found in enumerate(values):
-        if found is not None:
-            value, half = found
-            axis.errorbar(value, height + 0.22, xerr=half or None, color=GREY, lw=1.2)
-            axis.plot(value, height + 0.22, "D", ms=5, mfc="white", color=GREY)
+    for height, interval in enumerate(values):
+        if interval is not None:
+            value, half = interval
+            axis.errorbar(value, height + 0.22, xerr=half or None, color=GRAY, lw=1.2)
+            axis.plot(value, height + 0.22, "D", ms=5, mfc="white", color=GRAY)

@@ -20,7 +20,7 @@ _FOLDER = "cifar-100-python"
 
 
 def cifar100(root: str | Path, kind: Literal["cifar-fs", "fc100"] = "cifar-fs") -> Dataset:
-    """CIFAR-100 split by class (CIFAR-FS) or by superclass (FC100); 32×32 colour.
+    """CIFAR-100 split by class (CIFAR-FS) or by superclass (FC100); 32×32 color.
 
     ``root`` holds ``cifar-100-python.tar.gz`` or the folder ``cifar-100-python``; its pickles are
     read without running them.
@@ -58,7 +58,7 @@ def cifar100(root: str | Path, kind: Literal["cifar-fs", "fc100"] = "cifar-fs") 
         np.array(facts["labels"], dtype=np.int64),
         classes,
         split_by_name(lists, classes, kind),
-        licence="free for research, cite Krizhevsky (2009)",
+        license="free for research, cite Krizhevsky (2009)",
         digest=digest.hexdigest(),
     )
 
@@ -79,7 +79,7 @@ def _files(root: Path) -> dict[str, bytes]:
     archive = root / f"{_FOLDER}.tar.gz"
     if not archive.exists():
         raise DataError(f"{root}: neither {archive.name} nor a folder {_FOLDER} is there")
-    found = {}
+    contents = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
@@ -87,9 +87,9 @@ def _files(root: Path) -> dict[str, bytes]:
                 if short in wanted and member.isfile() and member.size <= MAX_MEMBER:
                     stream = tar.extractfile(member)
                     assert stream is not None
-                    found[short] = stream.read()
+                    contents[short] = stream.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{archive}: damaged archive ({error})") from error
-    if missing := set(wanted) - set(found):
+    if missing := set(wanted) - set(contents):
         raise DataError(f"{archive}: has no {', '.join(sorted(missing))}")
-    return found
+    return contents

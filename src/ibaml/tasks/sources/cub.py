@@ -29,6 +29,6 @@ def cub(root: str | Path, *, image_size: int = 84, progress: Progress | None = N
         partial(split_by_name, lists, origin=str(root)),
         size=image_size,
         channels=3,
-        licence="non-commercial research",
+        license="non-commercial research",
         progress=progress,
     )

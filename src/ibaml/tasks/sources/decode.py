@@ -36,7 +36,7 @@ def load_images(
     *,
     size: int,
     channels: Channels,
-    licence: str = "unknown",
+    license: str = "unknown",
     invert: bool = False,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -87,7 +87,7 @@ def load_images(
         labels=labels,
         classes=classes,
         splits=splitter(classes),
-        licence=licence,
+        license=license,
         digest=digest.hexdigest(),
         files=tuple(flat[i][1].file for i in order),
         inverted=invert,

@@ -21,7 +21,7 @@ def image_folder(
     image_size: int = 84,
     channels: Channels = 3,
     name: str | None = None,
-    licence: str = "yours",
+    license: str = "yours",
     progress: Progress | None = None,
 ) -> Dataset:
     """Images in one folder per class, in a folder or a zip.
@@ -66,7 +66,7 @@ def image_folder(
         splitter,
         size=image_size,
         channels=channels,
-        licence=licence,
+        license=license,
         progress=progress,
     )
 
@@ -79,7 +79,7 @@ def image_list(
     image_size: int = 84,
     channels: Channels = 3,
     name: str | None = None,
-    licence: str = "yours",
+    license: str = "yours",
     progress: Progress | None = None,
 ) -> Dataset:
     """Images listed in a CSV with the columns ``path``, ``label`` and optionally ``split``; else
@@ -116,7 +116,7 @@ def image_list(
         splitter,
         size=image_size,
         channels=channels,
-        licence=licence,
+        license=license,
         progress=progress,
     )
 

@@ -19,7 +19,7 @@ from ibaml.tasks.sources.decode import Entry, Progress, is_image, load_images
 from ibaml.tasks.sources.unpickle import array, texts, unpickle
 from ibaml.tasks.tree import Tree
 
-LICENCE = "non-commercial research (ImageNet terms)"
+LICENSE = "non-commercial research (ImageNet terms)"
 
 
 def miniimagenet(
@@ -57,7 +57,7 @@ def miniimagenet(
         splitter,
         size=image_size,
         channels=channels,
-        licence=LICENCE,
+        license=LICENSE,
         progress=progress,
     )
 
@@ -115,7 +115,7 @@ def _pickles(root: Path, size: int) -> Dataset:
         np.array(facts["labels"], dtype=np.int64),
         classes,
         split_by_name(facts["lists"], classes, str(root)),
-        licence=LICENCE,
+        license=LICENSE,
         digest=digest,
     )
 

@@ -21,7 +21,7 @@ def omniglot(
 ) -> Dataset:
     """Omniglot from its public zips or folders (``images_background``, ``images_evaluation``).
 
-    Grey, ink bright on black. ``split="1028"`` is the few-shot literature's 1028/172/423
+    Gray, ink bright on black. ``split="1028"`` is the few-shot literature's 1028/172/423
     characters; ``"background"`` its authors' own: 964 characters to train, 659 to test.
     """
     if split not in ("1028", "background"):
@@ -42,7 +42,7 @@ def omniglot(
         _literature if split == "1028" else _authors,
         size=image_size,
         channels=1,
-        licence="MIT",
+        license="MIT",
         invert=True,
         progress=progress,
     )

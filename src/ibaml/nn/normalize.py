@@ -1,4 +1,4 @@
-"""The normalisation layers a backbone can be built with."""
+"""The normalization layers a backbone can be built with."""
 
 from __future__ import annotations
 

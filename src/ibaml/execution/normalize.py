@@ -28,12 +28,12 @@ from ibaml.execution.wanted import wanted
 _CACHED = 1 << 18  # numbers
 
 
-def normalise(
+def normalize(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Batch norm of x (N, C, …) with its own statistics, differentiable twice; and these, mean and
     biased variance of every channel."""
-    y, mean, s = _Normalise.apply(x, weight, bias, eps)
+    y, mean, s = _Normalize.apply(x, weight, bias, eps)
     return y, (mean, (s.square().reciprocal() - eps).clamp(min=0))
 
 
@@ -58,13 +58,13 @@ def _backward(
         )
     rows = _rows(g)
     sum_g = rows.sum(0)
-    centre = sum_g / len(rows)  # Σg·x̂ does not change by it, and rounds better
-    sum_gx = s * _summed(lambda part, seen: (seen - mean).mul_(part - centre), rows, _rows(x))
+    center = sum_g / len(rows)  # Σg·x̂ does not change by it, and rounds better
+    sum_gx = s * _summed(lambda part, seen: (seen - mean).mul_(part - center), rows, _rows(x))
     on_x = -w * s * s * sum_gx / len(rows)
     rest = -w * s * sum_g / len(rows) - on_x * mean
     wide = (-1, 1, 1)
-    found = torch.addcmul(rest.view(wide), x, on_x.view(wide)).addcmul_(g, (w * s).view(wide))
-    return found, sum_gx, sum_g
+    on_input = torch.addcmul(rest.view(wide), x, on_x.view(wide)).addcmul_(g, (w * s).view(wide))
+    return on_input, sum_gx, sum_g
 
 
 def _is_last(x: Tensor) -> bool:
@@ -99,7 +99,7 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum([d for d in range(a.dim()) if d != 1], dtype=wider)
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
@@ -115,10 +115,10 @@ class _Normalise(torch.autograd.Function):
         x, weight, mean, s = ctx.saved_tensors
         g = g.contiguous(memory_format=_format(x))
         if torch.is_grad_enabled():
-            found = _Back.apply(g, x, weight, mean, s, ctx.eps)
+            gradients = _Back.apply(g, x, weight, mean, s, ctx.eps)
         else:
-            found = _backward(g, x, weight, mean, s, ctx.eps)
-        return *found, None
+            gradients = _backward(g, x, weight, mean, s, ctx.eps)
+        return *gradients, None
 
 
 class _Back(torch.autograd.Function):
@@ -128,11 +128,11 @@ class _Back(torch.autograd.Function):
     def forward(
         ctx: Any, g: Tensor, x: Tensor, w: Tensor, mean: Tensor, s: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        found = _backward(g, x, w, mean, s, eps)
-        ctx.save_for_backward(g, x, w, mean, s, found[1], found[2])
+        gradients = _backward(g, x, w, mean, s, eps)
+        ctx.save_for_backward(g, x, w, mean, s, gradients[1], gradients[2])
         ctx.eps = eps
         ctx.set_materialize_grads(False)
-        return found
+        return gradients
 
     @staticmethod
     @last_derivative
@@ -178,10 +178,10 @@ class _Back(torch.autograd.Function):
 
 
 def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of every channel of x (N, C, …). Norms of the centred values are
+    """Mean and biased variance of every channel of x (N, C, …). Norms of the centerd values are
     two to three times faster on a CPU than `torch.var_mean` over several dimensions."""
     inner = tuple(range(2, x.dim()))
     mean = x.mean((0, *inner))
-    centred = x - mean.view(-1, *[1] * len(inner))
-    squares = torch.linalg.vector_norm(centred, dim=(0, *inner)).square()
+    centered = x - mean.view(-1, *[1] * len(inner))
+    squares = torch.linalg.vector_norm(centered, dim=(0, *inner)).square()
     return mean, squares / (x.numel() // x.shape[1])

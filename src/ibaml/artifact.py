@@ -46,7 +46,7 @@ _CHOICES: dict[str, type] = {
 _PASSED_IN = ("model", "belief", "solver", "gradient", "objective", "likelihood")
 
 
-class ArtefactError(ValueError):
+class ArtifactError(ValueError):
     """A file cannot be written or read; the message says why, and what to do."""
 
 
@@ -104,7 +104,7 @@ def _learner(
         model = passed_in.get("model")
         if model is None:
             if facts["model"] is None:
-                raise ArtefactError(
+                raise ArtifactError(
                     f"{path} holds a learner around a module of your own ({facts['module']}): "
                     "build it and pass it in, model=…"
                 )
@@ -130,12 +130,12 @@ def _learner(
         )
         learner.inputs = None if facts["inputs"] is None else Inputs.read(facts["inputs"])
         learner.load_state_dict(dict(tensors))
-    except ArtefactError:
+    except ArtifactError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, DataError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         hint = " (is your module the one it was saved with?)" if "model" in passed_in else ""
-        raise ArtefactError(f"{path} does not fit together{hint}: {first}") from error
+        raise ArtifactError(f"{path} does not fit together{hint}: {first}") from error
     learner.eval()
     return learner
 
@@ -144,8 +144,8 @@ def _choice(value: Any) -> Any:
     """A choice as JSON: its class and fields; what is somebody's own by its name alone."""
     name = type(value).__name__
     if is_dataclass(value) and _CHOICES.get(name) is type(value):
-        found = {f.name: _choice(getattr(value, f.name)) for f in fields(value) if f.init}
-        return {"class": name, **found}
+        chosen_fields = {f.name: _choice(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {"class": name, **chosen_fields}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -162,14 +162,14 @@ def _chosen(path: Path, name: str, content: Any) -> Any:
     if not isinstance(content, dict):
         return content
     if "own" in content:
-        raise ArtefactError(
+        raise ArtifactError(
             f"{path} was saved with a {name} of your own ({content['own']}): pass it in, {name}=…"
         )
     if "by name" in content:
         return {str(k): float(v) for k, v in content["by name"].items()}
     kind = _CHOICES.get(str(content.get("class")))
     if kind is None:
-        raise ArtefactError(f"{path}: {name} is of an unknown class, {content.get('class')!r}")
+        raise ArtifactError(f"{path}: {name} is of an unknown class, {content.get('class')!r}")
     if name == "belief":  # early files name what follows from the class
         content = {k: v for k, v in content.items() if k not in ("blocks", "stochastic")}
     known = {f.name: f for f in fields(kind) if f.init}
@@ -180,7 +180,7 @@ def _chosen(path: Path, name: str, content: Any) -> Any:
         if k not in given and f.default is MISSING and f.default_factory is MISSING
     ]  # fmt: skip
     if odd or lacking:
-        raise ArtefactError(f"{path}: {name} has odd fields ({', '.join(odd or lacking)})")
+        raise ArtifactError(f"{path}: {name} has odd fields ({', '.join(odd or lacking)})")
     return kind(**given)
 
 
@@ -204,7 +204,7 @@ def _known_likelihood(path: Path, content: Any) -> Likelihood | None:
         return Categorical(**given)
     if content.get("class") == "Gaussian":
         return Gaussian(**given)
-    raise ArtefactError(
+    raise ArtifactError(
         f"{path} was saved with a likelihood of your own ({content.get('own')}): pass it in, "
         "likelihood=…"
     )
@@ -236,7 +236,7 @@ def save_posterior(posterior: Posterior, path: str | Path, *, examples: bool = T
     tensors["posterior/v"] = task._v
     if posterior.needs_examples:
         if not examples:
-            raise ArtefactError(
+            raise ArtifactError(
                 "predictions of this posterior need its support examples (batch norm with their "
                 'statistics): leave examples at True, or adapt with norm_stats="running"'
             )
@@ -267,7 +267,7 @@ def load_posterior(
         y = torch.zeros(1, x.shape[1], *facts["target_shape"], device=like.device)
         y = y.to(like.dtype) if facts["floating"] else y.long()
         if facts["examples"] and "posterior/x" not in tensors:
-            raise ArtefactError(f"{path} lacks the examples its predictions need")
+            raise ArtifactError(f"{path} lacks the examples its predictions need")
         noise = like.new_zeros(1, 1, learner.belief.noise_size(layout.size))
         with torch.no_grad():
             energy = learner.energy(x, y, noise, layout, plan)
@@ -278,9 +278,9 @@ def load_posterior(
             learner,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        if isinstance(error, ArtefactError):
+        if isinstance(error, ArtifactError):
             raise
-        raise ArtefactError(f"{path} does not fit together: {error}") from error
+        raise ArtifactError(f"{path} does not fit together: {error}") from error
     return Posterior(task, None if classes is None else tuple(classes))
 
 
@@ -304,7 +304,7 @@ def _write(path: Path, kind: str, facts: Mapping[str, Any], tensors: Mapping[str
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, save(plain, header))
     except OSError as error:
-        raise ArtefactError(f"{path} could not be written ({error.strerror or error})") from error
+        raise ArtifactError(f"{path} could not be written ({error.strerror or error})") from error
     return path
 
 
@@ -315,24 +315,24 @@ def _read(path: Path, wanted: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     try:
         if path.is_file() and path.stat().st_size > _LARGEST:
-            raise ArtefactError(f"{path} is larger than {_LARGEST >> 30} GiB")
+            raise ArtifactError(f"{path} is larger than {_LARGEST >> 30} GiB")
         content = path.read_bytes()
     except OSError as error:
-        raise ArtefactError(f"{path} cannot be read ({error.strerror or error})") from error
+        raise ArtifactError(f"{path} cannot be read ({error.strerror or error})") from error
     try:
         size = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + size])["__metadata__"]
         kind, number = header["ibaml"], int(header["format"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtefactError(f"{path} is damaged, or no file of ibaml") from error
+        raise ArtifactError(f"{path} is damaged, or no file of ibaml") from error
     if number > FORMAT:
-        raise ArtefactError(
+        raise ArtifactError(
             f"{path} was written by ibaml {header.get('version', '?')} in format {number}, and "
             f"this is ibaml {__version__}, which reads formats up to {FORMAT}: update ibaml"
         )
     if kind != wanted:
         door = {"learner": "ibaml.load", "posterior": "ibaml.load_posterior"}.get(kind, "nothing")
-        raise ArtefactError(f"{path} holds a {kind}, not a {wanted}: {door} reads it")
+        raise ArtifactError(f"{path} holds a {kind}, not a {wanted}: {door} reads it")
     try:
         tensors = load(content)
         facts = json.loads(header["facts"])
@@ -346,5 +346,5 @@ def _read(path: Path, wanted: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         RuntimeError,
         RecursionError,
     ) as error:
-        raise ArtefactError(f"{path} is damaged ({error})") from error
+        raise ArtifactError(f"{path} is damaged ({error})") from error
     return facts, tensors

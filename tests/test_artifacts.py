@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ibaml
-from ibaml.artefact import ArtefactError
+from ibaml.artifact import ArtifactError
 from ibaml.training import resolve, train
 from oracles import F64, generator
 from problems import class_batch, conv_model, regression_batch
@@ -76,9 +76,9 @@ def test_a_saved_learner_is_the_same_learner_without_its_code(name, tmp_path):
     loss, other = (one(BATCH, generator()) for one in (learner.eval(), again))
     assert torch.equal(loss, other)
     expected = learner.adapt(BATCH.support_x[0], BATCH.support_y[0])
-    found = again.adapt(BATCH.support_x[0], BATCH.support_y[0])
+    posterior = again.adapt(BATCH.support_x[0], BATCH.support_y[0])
     x = BATCH.query_x[0]
-    assert torch.equal(found.predict_proba(x), expected.predict_proba(x))
+    assert torch.equal(posterior.predict_proba(x), expected.predict_proba(x))
     loss.backward()
     other.backward()
     for p, q in zip(learner.parameters(), again.parameters(), strict=True):
@@ -102,7 +102,7 @@ def test_a_saved_posterior_predicts_the_same(name, norm_stats, tmp_path):
         posterior.save(tmp_path / "q.ibaml", examples=False)
         return
     assert "holds its support examples" in repr(posterior)
-    with pytest.raises(ArtefactError, match=r'need its support examples.*norm_stats="running"'):
+    with pytest.raises(ArtifactError, match=r'need its support examples.*norm_stats="running"'):
         posterior.save(tmp_path / "q.ibaml", examples=False)
 
 
@@ -173,8 +173,8 @@ torch.save((p.predict_proba(p.inputs(raw)), p.predict_labels(p.inputs(raw)).toli
            {str(tmp_path / "said.pt")!r})
 """
     subprocess.run([sys.executable, "-c", script], check=True, env=environment())
-    found, said, same = torch.load(tmp_path / "said.pt", weights_only=True)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    probabilities, said, same = torch.load(tmp_path / "said.pt", weights_only=True)
+    torch.testing.assert_close(probabilities, expected, rtol=0, atol=1e-6)
     assert said == posterior.predict_labels(posterior.inputs(raw[3:9])).tolist()
     assert same
 
@@ -214,9 +214,9 @@ def test_rows_of_a_table_are_prepared_by_the_names_of_its_columns(tmp_path):
     table = ibaml.tasks.Table.read(file, task="who", features=["age", "height"], target="score")
     inputs = ibaml.tasks.Inputs.of(ibaml.tasks.TableTasks(table))
     assert inputs.columns == ("age", "height")
-    found = inputs([{"height": 151, "age": 20, "who": "me"}])
-    expected = (np.array([20.0, 151.0]) - table.centre[:2]) / table.spread[:2]
-    np.testing.assert_allclose(found.numpy()[0], expected, rtol=1e-6)
+    prepared = inputs([{"height": 151, "age": 20, "who": "me"}])
+    expected = (np.array([20.0, 151.0]) - table.center[:2]) / table.spread[:2]
+    np.testing.assert_allclose(prepared.numpy()[0], expected, rtol=1e-6)
     mean, variance = inputs.restored(inputs.targets([7.0]), torch.ones(1))
     assert mean.item() == pytest.approx(7.0, rel=1e-5)
     assert variance.item() == pytest.approx(table.spread[-1] ** 2)
@@ -253,20 +253,20 @@ def test_what_is_somebodys_own_is_passed_in_again(tmp_path):
     own = ibaml.methods.ibaml(Own(), likelihood=lambda z, y: nn.functional.cross_entropy(
         2 * z, y, reduction="none"))  # fmt: skip
     path = own.save(tmp_path / "own.ibaml")
-    with pytest.raises(ArtefactError, match=r"around a module of your own \(Own\).*model=…"):
+    with pytest.raises(ArtifactError, match=r"around a module of your own \(Own\).*model=…"):
         ibaml.load(path)
-    with pytest.raises(ArtefactError, match=r"a likelihood of your own.*likelihood=…"):
+    with pytest.raises(ArtifactError, match=r"a likelihood of your own.*likelihood=…"):
         ibaml.load(path, Own())
     again = ibaml.load(path, Own(), likelihood=own.likelihood.function)
     assert torch.equal(again(batch, generator()), own.eval()(batch, generator()))
-    with pytest.raises(ArtefactError, match="is your module the one it was saved with"):
+    with pytest.raises(ArtifactError, match="is your module the one it was saved with"):
         ibaml.load(path, Own(3), likelihood=own.likelihood.function)
 
 
 def test_a_backbone_that_was_changed_is_a_module_of_ones_own(tmp_path):
     net = ibaml.nn.mlp(3, 3)
     net[-1] = nn.Linear(40, 4)
-    with pytest.raises(ArtefactError, match="a module of your own"):
+    with pytest.raises(ArtifactError, match="a module of your own"):
         ibaml.load(ibaml.methods.maml(net).save(tmp_path / "a.ibaml"))
 
 
@@ -277,11 +277,11 @@ def test_files_of_the_wrong_kind_version_or_content_are_refused_in_a_sentence(tm
     learner = learners()["ibaml"]
     path = learner.save(tmp_path / "a.ibaml")
     posterior = learner.adapt(BATCH.support_x[0], BATCH.support_y[0]).save(tmp_path / "p.ibaml")
-    with pytest.raises(ArtefactError, match=r"holds a learner, not a posterior: ibaml\.load reads"):
+    with pytest.raises(ArtifactError, match=r"holds a learner, not a posterior: ibaml\.load reads"):
         ibaml.load_posterior(path)
-    with pytest.raises(ArtefactError, match=r"holds a posterior.*ibaml\.load_posterior reads it"):
+    with pytest.raises(ArtifactError, match=r"holds a posterior.*ibaml\.load_posterior reads it"):
         ibaml.load(posterior)
-    with pytest.raises(ArtefactError, match="cannot be read"):
+    with pytest.raises(ArtifactError, match="cannot be read"):
         ibaml.load_posterior(tmp_path / "nothing.ibaml")
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
@@ -294,18 +294,18 @@ def test_files_of_the_wrong_kind_version_or_content_are_refused_in_a_sentence(tm
         made.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
         return made
 
-    with pytest.raises(ArtefactError, match=r"in format 99, and this is ibaml .*: update ibaml"):
+    with pytest.raises(ArtifactError, match=r"in format 99, and this is ibaml .*: update ibaml"):
         ibaml.load(written(format="99"))
     facts = json.loads(header["__metadata__"]["facts"])
     evil = {**facts, "solver": {"class": "Popen", "args": "touch /tmp/evil"}}
-    with pytest.raises(ArtefactError, match="solver is of an unknown class, 'Popen'"):
+    with pytest.raises(ArtifactError, match="solver is of an unknown class, 'Popen'"):
         ibaml.load(written(facts=json.dumps(evil)))
     odd = {**facts, "solver": {**facts["solver"], "shell": True}}
-    with pytest.raises(ArtefactError, match=r"solver has odd fields \(shell\)"):
+    with pytest.raises(ArtifactError, match=r"solver has odd fields \(shell\)"):
         ibaml.load(written(facts=json.dumps(odd)))
     for broken in (b"", content[:50], content[: size + 20], b"\x80\x04" + content):
         path.write_bytes(broken)
-        with pytest.raises(ArtefactError):
+        with pytest.raises(ArtifactError):
             ibaml.load(path)
 
 
@@ -318,13 +318,13 @@ def test_a_file_without_some_of_its_facts_is_refused(lacking, tmp_path):
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
     facts = {k: v for k, v in json.loads(header["facts"]).items() if k != lacking}
     path.write_bytes(save(load(content), {**header, "facts": json.dumps(facts)}))
-    with pytest.raises(ArtefactError, match="does not fit together"):
+    with pytest.raises(ArtifactError, match="does not fit together"):
         ibaml.load(path)
 
 
 @pytest.mark.parametrize("file", sorted(FIXTURES.glob("*.ibaml")), ids=lambda f: f.stem)
 def test_files_of_every_format_there_was_are_read(file):
-    """Written by `python tests/test_artefacts.py`, once for every format, and kept."""
+    """Written by `python tests/test_artifacts.py`, once for every format, and kept."""
     x = torch.linspace(-1, 1, 8).view(4, 2)
     expected = torch.tensor(json.loads(file.with_suffix(".json").read_text()))
     if file.stem.startswith("learner"):
