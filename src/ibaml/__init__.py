@@ -45,7 +45,7 @@ else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "artefact": ("load_posterior",),
+            "artifact": ("load_posterior",),
             "curvature": ("Curvature",),
             "diagnostics": ("Diagnostics",),
             "energy": ("Categorical", "Gaussian", "Likelihood"),
