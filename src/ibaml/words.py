@@ -6,7 +6,8 @@ Nothing here needs torch: the command line shows them before anything is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 METHODS = ("ibaml", "abml", "imaml", "maml", "fomaml", "reptile")
 GAUSSIAN = ("ibaml", "abml")
@@ -19,6 +20,26 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "block": ("ibaml",),
     "lam": ("imaml",),
     "objective": ("ibaml", "abml", "imaml", "maml", "fomaml"),
+}
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A backbone that may be named: `ibaml.nn.NAME.for_inputs` builds it.
+
+    Attributes:
+        images: whether it reads images alone.
+        reads: the settings it reads, with their defaults.
+    """
+
+    images: bool
+    reads: Mapping[str, Any]
+
+
+BACKBONES: Mapping[str, Backbone] = {
+    "conv4": Backbone(images=True, reads={"channels": 32, "norm": "batch"}),
+    "resnet12": Backbone(images=True, reads={"channels": 64, "norm": "batch"}),
+    "mlp": Backbone(images=False, reads={"hidden": "40,40"}),
 }
 
 SolverName = Literal["newton", "descent", "natural", "adam"]

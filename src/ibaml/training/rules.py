@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ibaml.fields import SettingsError, chosen, near, refuse_unread
 from ibaml.kinds import IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
 from ibaml.training.settings import Settings
-from ibaml.words import GAUSSIAN, IMPLICIT, UNROLLED
+from ibaml.words import BACKBONES, GAUSSIAN, IMPLICIT, UNROLLED
 
 if TYPE_CHECKING:
     from ibaml.energy.likelihood import Temperature
@@ -67,13 +67,8 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError(f"solver newton cannot be unrolled, as {method} does: use descent")
     if solver == "natural" and method not in GAUSSIAN:
         raise SettingsError(f"solver natural moves log-variances, and {method} has none")
-    model = given.get("model")
-    if model == "mlp":
-        for name in ("channels", "norm"):
-            if name in given:
-                raise SettingsError(f"{name} is for conv4 and resnet12, and the model is mlp")
-    elif model is not None and "hidden" in given:
-        raise SettingsError(f"hidden is for mlp, and the model is {model}")
+    if given.get("model") is not None:
+        refuse_unread_by_network(given, given["model"])
     if "momentum" in given and given.get("optimizer", "adam") not in ("sgd", "rmsprop"):
         raise SettingsError(
             f"momentum is for sgd and rmsprop, and optimizer is {given.get('optimizer', 'adam')}"
@@ -89,6 +84,14 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
     warmup, iterations = given.get("warmup", 0), given.get("iterations", 2000)
     if warmup > iterations:
         raise SettingsError(f"warmup ({warmup}) is longer than iterations ({iterations})")
+
+
+def refuse_unread_by_network(given: Mapping[str, Any], model: str) -> None:
+    """Refuse settings of other networks than this one."""
+    for name in dict.fromkeys(n for other in BACKBONES.values() for n in other.reads):
+        if given.get(name) is not None and name not in BACKBONES[model].reads:
+            readers = [word for word, other in BACKBONES.items() if name in other.reads]
+            raise SettingsError(f"{name} is for {' and '.join(readers)}, and the model is {model}")
 
 
 def refuse_unread_data(given: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from ibaml import fields
 from ibaml.fields import SettingsError, fields_of, setting
 from ibaml.kinds import IMAGE_SIZE, QUERIES
 from ibaml.words import (
+    BACKBONES,
     CURVATURES,
     EXECUTIONS,
     GAUSSIAN,
@@ -30,6 +31,12 @@ __all__ = ["FIELDS", "Settings", "SettingsError", "read_toml"]
 
 _DATA, _NET, _METHOD = "Tasks", "Network", "Method: how a task is learned"
 _OUTER, _RUN = "Meta-training: how the prior is learned", "Run"
+
+
+def _widths(hidden: str) -> str | None:
+    parts = hidden.split(",") if hidden.strip() else []
+    fine = all(part.strip().isdecimal() and int(part) for part in parts)
+    return None if fine else "must be widths such as 40,40"
 
 
 @dataclass(frozen=True)
@@ -77,14 +84,14 @@ class Settings:
         None,
         "conv4, resnet12 or mlp.",
         _NET,
-        choices=("conv4", "resnet12", "mlp"),
+        choices=tuple(BACKBONES),
         shown="by the data",
     )
     channels: int | None = setting(
         None, "Channels of conv4, or of resnet12's first block.", _NET, least=1, shown="32; 64"
     )
     hidden: str | None = setting(
-        None, "Hidden widths of mlp, comma-separated.", _NET, shown="40,40"
+        None, "Hidden widths of mlp, comma-separated.", _NET, shown="40,40", check=_widths
     )
     norm: str | None = setting(
         None, "Normalization of conv4 and resnet12: batch, group or none.", _NET,
