@@ -335,7 +335,11 @@ class Trainer:
         """Scores on the validation tasks; the best weights so far are kept."""
         with nullcontext() if self.average is None else self.average.in_place():
             result = validation_scores(
-                self.learner, self.tasks, self.settings, self.processes, partial(self._tell, "message")
+                self.learner,
+                self.tasks,
+                self.settings,
+                self.processes,
+                partial(self._tell, "message"),
             )
         best = result["nll"] < (float("inf") if self.best is None else self.best)
         if best:
