@@ -130,8 +130,8 @@ class Setting:
         for part in parts:
             if self.choices and part not in self.choices:
                 raise SettingsError(
-                    f"each of {self.name} must be one of {', '.join(self.choices)}; got {part!r}"
-                    f"{near(str(part), self.choices)}"
+                    f"each of {self.name} must be one of {', '.join(self.choices)}; "
+                    f"got {part!r}{near(str(part), self.choices)}"
                 )
         try:
             values = tuple(
@@ -175,7 +175,7 @@ class Setting:
 
 
 def fields_of(table: type) -> Mapping[str, Setting]:
-    """The fields of a table of options by name, in order. A field that was not declared by `setting`
+    """The fields of a table of options by name, in order. A field that `setting` did not declare
     has only its kind and default."""
     hints = typing.get_type_hints(table)
     by_name = {}

@@ -151,7 +151,7 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
     if findings.pictures and not any(file.suffix == ".png" for file in files):
         say("no pictures: matplotlib is missing. Where it is installed, the same command with this")
         say("folder (parts/ is enough) draws them without computing anything.")
-    say(f"{parts.computed} parts computed, {parts.reused} reused. Files:")
+    say(f"{parts.computed} parts computed, {parts.reused} read. Files:")
     for file in files:
         say(f"  {file}")
 
