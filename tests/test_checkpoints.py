@@ -88,7 +88,9 @@ def test_whatever_is_damaged_the_newest_state_that_can_be_read_is_gone_on_from(
     left = [steps[name] for name in NAMES if name not in damaged]
     if not left:
         before = {f: f.read_bytes() for f in files.values()}
-        with pytest.raises(RunError, match=r"no checkpoint of .* can be read .*train in a new fold"):
+        with pytest.raises(
+            RunError, match=r"no checkpoint of .* can be read .*train in a new fold"
+        ):
             resume(run)
         assert {f: f.read_bytes() for f in files.values()} == before
         return
