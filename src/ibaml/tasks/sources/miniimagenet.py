@@ -132,7 +132,7 @@ def _one_pickle(path: Path, size: int) -> tuple[np.ndarray, dict[str, list[int]]
         )
     index = content["class_dict"]
     if not isinstance(index, dict):
-        raise DataError(f"{path}: class_dict must map each class to its rows")
+        raise DataError(f"{path}: class_dict must be a dictionary from class to rows")
     rows = [int(r) for members in index.values() for r in members]
     if rows and not 0 <= min(rows) <= max(rows) < len(pixels):
         raise DataError(f"{path}: class_dict names rows outside the {len(pixels)} images")
