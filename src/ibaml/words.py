@@ -1,6 +1,6 @@
 """Which words may a person type? The names of methods, solvers and the other choices.
 
-Nothing here needs torch: the command line shows them before anything is loaded.
+Nothing here needs torch, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ METHODS = ("ibaml", "abml", "imaml", "maml", "fomaml", "reptile")
 GAUSSIAN = ("ibaml", "abml")
 IMPLICIT = ("ibaml", "imaml")
 UNROLLED = ("abml", "maml")
-# which methods read an option; the rest is read by all
+# which methods read an option; all methods read the options that are not listed
 READ_BY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("samples", "noise", "beta", "learn_beta", "init_log_var", "belief"), GAUSSIAN),
     **dict.fromkeys(("cg_steps", "curvature", "damping"), IMPLICIT),

@@ -31,7 +31,7 @@ def pick_dtype(settings: Settings) -> torch.dtype:
 
 
 def located(settings: Settings) -> Settings:
-    """The settings with paths that hold from every working directory."""
+    """The settings with absolute paths, which hold in every working directory."""
     names = ("root", "splits") if settings.data in NAMES else ("data", "root", "splits")
     given = {name: Path(value).expanduser() for name in names if (value := getattr(settings, name))}
     paths: dict[str, Any] = {
@@ -43,7 +43,7 @@ def located(settings: Settings) -> Settings:
 def open_tasks(
     settings: Settings, device: torch.device, progress: Progress | None = None
 ) -> TaskSource:
-    """The tasks the settings name."""
+    """The tasks that the settings describe."""
     assert settings.shots is not None
     common: dict[str, Any] = {
         "shots": settings.shots,
@@ -95,7 +95,7 @@ def open_tasks(
 
 
 def fit_network(settings: Settings, tasks: TaskSource) -> Settings:
-    """The settings with the network that was not given chosen by the data."""
+    """The settings with a network that suits the data, where none was given."""
     images = len(tasks.example_shape) == 3
     model = settings.model or ("conv4" if images else "mlp")
     if BACKBONES[model].images and not images:
@@ -123,17 +123,17 @@ def build_network(settings: Settings, shape: tuple[int, ...]) -> nn.Module:
 
 
 def choose_temperature(settings: Settings, network: nn.Module, tasks: TaskSource) -> Settings:
-    """The settings with the temperature that was not given chosen by the data."""
+    """The settings with a temperature that suits the data, where none was given."""
     if settings.temperature is not None or not isinstance(tasks, EpisodeTasks):
         return settings
     chosen = recommended_temperature(settings.method, network, tasks)
     if chosen == "fitted" and not settings.val_every:
-        chosen = 1.0  # nothing is validated
+        chosen = 1.0  # without validation there is nothing to fit it on
     return replace(settings, temperature=str(chosen))
 
 
 def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
-    """The method the settings describe, around a network."""
+    """The learner that the settings describe, around a network."""
     options: dict[str, Any] = {
         "adapt": settings.adapt,
         "tie_head": settings.tie_head,
@@ -177,7 +177,7 @@ def _objective(settings: Settings) -> Objective | None:
 
 
 def describe_source(tasks: TaskSource) -> dict[str, Any]:
-    """What a run folder keeps of its data."""
+    """The description of the data that a run folder keeps."""
     return {
         "name": tasks.name,
         "digest": tasks.digest,

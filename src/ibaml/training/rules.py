@@ -1,7 +1,7 @@
-"""Which settings does a run take that were not given, and which contradict each other?
+"""Which values do settings take that were not given, and which settings contradict each other?
 
-A setting left out takes the default of its method and data; a setting that the method or the data
-do not read is refused, not ignored.
+A setting that was left out takes the default of its method and data. A setting that the method or
+the data do not read is refused, not ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def resolve(given: Mapping[str, Any]) -> Settings:
-    """The settings of a run from those that were given; the rest by method and data."""
+    """All settings of a run: those given, and defaults by method and data for the rest."""
     settings = chosen(Settings, given)
     method = settings.get("method", "ibaml")
     _refuse_contradictions(settings, method)
@@ -29,7 +29,7 @@ def resolve(given: Mapping[str, Any]) -> Settings:
 
 
 def data_kind(given: Mapping[str, Any]) -> Kind:
-    """The kind of data that settings name."""
+    """The kind of data that the settings name."""
     return kind_of_data(given.get("data", "glyphs"), table=given.get("target") is not None)
 
 
@@ -62,7 +62,7 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
             raise SettingsError(f"{name} is for regression (sinusoids, or a table with target)")
     solver = given.get("solver")
     if solver == "newton" and "inner_lr" in given:
-        raise SettingsError("inner_lr is not read by solver newton, which has a line search")
+        raise SettingsError("inner_lr is not read by solver newton, which uses a line search")
     if solver == "newton" and method not in IMPLICIT and method not in ("fomaml", "reptile"):
         raise SettingsError(f"solver newton cannot be unrolled, as {method} does: use descent")
     if solver == "natural" and method not in GAUSSIAN:
@@ -101,7 +101,7 @@ def refuse_unread_data(given: Mapping[str, Any]) -> None:
 
 
 def temperature_of(text: str) -> Temperature:
-    """The temperature that a setting means."""
+    """The temperature that the setting stands for."""
     try:
         number = float(text)
     except ValueError:
@@ -121,7 +121,7 @@ def _what(given: Mapping[str, Any]) -> str:
 
 
 def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """What was not given, by method and data."""
+    """Defaults by method and data."""
     from ibaml.recommended import recommended, recommended_adapt, recommended_meta_lr  # torch
 
     kind = data_kind(given)
