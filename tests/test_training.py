@@ -38,7 +38,7 @@ class Recorder:
     def validated(self, step, scores, best):
         self.validations.append((step, scores, best))
 
-    def told(self, text):
+    def message(self, text):
         self.sentences.append(text)
 
     def ended(self):

@@ -331,8 +331,8 @@ def _read(path: Path, wanted: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"this is ibaml {__version__}, which reads formats up to {FORMAT}: update ibaml"
         )
     if kind != wanted:
-        door = {"learner": "ibaml.load", "posterior": "ibaml.load_posterior"}.get(kind, "nothing")
-        raise ArtifactError(f"{path} holds a {kind}, not a {wanted}: {door} reads it")
+        reader = {"learner": "ibaml.load", "posterior": "ibaml.load_posterior"}.get(kind, "nothing")
+        raise ArtifactError(f"{path} holds a {kind}, not a {wanted}: {reader} reads it")
     try:
         tensors = load(content)
         facts = json.loads(header["facts"])

@@ -193,9 +193,9 @@ class _GaussNewton(_Hessian):
         return vector_product(self.outputs, self.v, self.output_gradient.detach())
 
     def curvature(self, p: Tensor) -> Tensor:
-        moved = vector_product(self.transposed, self.cotangent, p)
-        bent = vector_product(self.output_gradient, self.point, moved)
-        return vector_product(self.outputs, self.v, bent)
+        output_change = vector_product(self.transposed, self.cotangent, p)
+        output_cotangent = vector_product(self.output_gradient, self.point, output_change)
+        return vector_product(self.outputs, self.v, output_cotangent)
 
 
 class _Lemma(_Hessian):

@@ -93,7 +93,9 @@ def compare(
         scores = {}
         for name, run in opened.items():
             with decoding() as decoded, counting(protocol.tasks, name) as count:
-                judged = assess(run, protocol, beside=False, on_progress=count, progress=decoded)
+                judged = assess(
+                    run, protocol, also_transductive=False, on_progress=count, progress=decoded
+                )
                 scores[name], target = judged.main, judged.source.target
         title = f"{_tasks(protocol, judged.main)}, the same for all"
         files = write_comparison(scores, out, {"protocol": vars(protocol)}, title, target)

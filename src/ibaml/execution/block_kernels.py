@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ibaml.execution.block import OFF, Kept
+from ibaml.execution.block import OFF, Saved
 
 _OFF = tl.constexpr(OFF)
 _BLOCK = 1024
@@ -276,60 +276,70 @@ class Kernels:
         return y, place, chosen
 
     @staticmethod
-    def pooled_sums(g: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
+    def pooled_sums(g: Tensor, saved: Saved) -> tuple[Tensor, Tensor]:
         channels, size = g.shape[1], g.shape[2] * g.shape[3]
         total = g.numel() // channels
         parts = _parts(total)
         sums = _sums(g, parts, 2)
         _pooled_sums[(channels, parts)](
-            g, kept.place, kept.chosen, kept.mean, kept.s, sums, channels, total, size, _LONG,
+            g, saved.place, saved.chosen, saved.mean, saved.s, sums, channels, total, size, _LONG,
             _BLOCK,
         )  # fmt: skip
         sum_g, sum_gx = _added(sums)
         return sum_g, sum_gx
 
     @staticmethod
-    def first(g: Tensor, kept: Kept, sum_g: Tensor, sum_gx: Tensor) -> Tensor:
-        x = kept.x
+    def first(g: Tensor, saved: Saved, sum_g: Tensor, sum_gx: Tensor) -> Tensor:
+        x = saved.x
         out = torch.empty_like(x)
         _first[_grid(x)](
-            g, kept.place, x, kept.weight, kept.mean, kept.s, sum_g, sum_gx, out, *_sizes(x),
+            g, saved.place, x, saved.weight, saved.mean, saved.s, sum_g, sum_gx, out, *_sizes(x),
             _BLOCK,
         )  # fmt: skip
         return out
 
     @staticmethod
-    def full_sums(p: Tensor, g: Tensor, kept: Kept) -> tuple[Tensor, ...]:
-        x = kept.x
+    def full_sums(p: Tensor, g: Tensor, saved: Saved) -> tuple[Tensor, ...]:
+        x = saved.x
         _, channels, high, wide = x.shape
-        there = torch.empty_like(kept.chosen)
-        parts = _parts(kept.values)
+        there = torch.empty_like(saved.chosen)
+        parts = _parts(saved.values)
         sums = _sums(x, parts, 3)
         _full_sums[(channels, parts)](
-            p, g, kept.place, x, kept.mean, kept.s, there, sums, channels, kept.values, high, wide,
-            _LONG, _BLOCK,
+            p, g, saved.place, x, saved.mean, saved.s, there, sums,
+            channels, saved.values, high, wide, _LONG, _BLOCK,
         )  # fmt: skip
         return *_added(sums), there
 
     @staticmethod
     def to_pooled(
-        there: Tensor, kept: Kept, sum_p: Tensor, sum_px: Tensor, q: Tensor, r: Tensor
+        there: Tensor, saved: Saved, sum_p: Tensor, sum_px: Tensor, q: Tensor, r: Tensor
     ) -> Tensor:
         out = torch.empty_like(there)
         channels, size = there.shape[1], there.shape[2] * there.shape[3]
         total = there.numel() // channels
         _to_pooled[(channels, triton.cdiv(total, _BLOCK))](
-            there, kept.place, kept.chosen, kept.weight, kept.mean, kept.s, sum_p, sum_px, q, r,
-            out, channels, total, kept.values, size, _BLOCK,
+            there, saved.place, saved.chosen, saved.weight, saved.mean, saved.s,
+            sum_p, sum_px, q, r, out, channels, total, saved.values, size, _BLOCK,
         )  # fmt: skip
         return out
 
     @staticmethod
-    def second(p: Tensor, g: Tensor, kept: Kept, *channel: Tensor) -> Tensor:
-        x = kept.x
+    def second(p: Tensor, g: Tensor, saved: Saved, *channel: Tensor) -> Tensor:
+        x = saved.x
         out = torch.empty_like(x)
         _second[_grid(x)](
-            p, g, kept.place, x, kept.weight, kept.mean, kept.s, *channel, out, *_sizes(x), _BLOCK
+            p,
+            g,
+            saved.place,
+            x,
+            saved.weight,
+            saved.mean,
+            saved.s,
+            *channel,
+            out,
+            *_sizes(x),
+            _BLOCK,
         )
         return out
 

@@ -43,7 +43,7 @@ class DeferredNorm:
     def values(self) -> Tensor:
         with torch.set_grad_enabled(self.recorded):
             y, moments = normalize(self.x, self.weight, self.bias, self.eps)
-            self._say(moments)
+            self._report(moments)
             return y.relu() if self.relu else y
 
     def pooled(self) -> Tensor:
@@ -54,15 +54,15 @@ class DeferredNorm:
             else:  # ReLU and maxima commute, and there are fewer of these
                 y, moments = normalize(self.x, self.weight, self.bias, self.eps)
                 y = max_pool(y, (2, 2)).relu()
-            self._say(moments)
+            self._report(moments)
             return y
 
     def finish(self) -> None:
         """Say the moments where nobody has read this norm."""
-        if self.listener is not None and not self.listener.heard:
+        if self.listener is not None and not self.listener.received:
             self.values()
 
-    def _say(self, moments: tuple[Tensor, Tensor]) -> None:
+    def _report(self, moments: tuple[Tensor, Tensor]) -> None:
         if self.listener is not None:
             mean, var = moments
             mean = mean if self.bias_before is None else mean + self.bias_before.detach()

@@ -97,7 +97,7 @@ class FoldMode(TorchFunctionMode):
         super().__init__()
         self.tasks, self.samples = tasks, samples
         self.sets = tasks * samples
-        self._unheard: list[DeferredNorm] = []
+        self._without_listener: list[DeferredNorm] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -133,7 +133,7 @@ class FoldMode(TorchFunctionMode):
 
     def finish(self, y: Tensor) -> Tensor:
         """The values of what the network returned, with nothing left that waits."""
-        for norm in self._unheard:
+        for norm in self._without_listener:
             norm.finish()
         values: Tensor = now(y)
         return values
@@ -249,7 +249,7 @@ class FoldMode(TorchFunctionMode):
             norm = DeferredNorm(x, w, b, eps, listener, before, folds, torch.is_grad_enabled())
             if listener is not None:
                 listener.expected = True
-                self._unheard.append(norm)
+                self._without_listener.append(norm)
             return defer_norm(norm)
         y = F.batch_norm(x, mean, var, w, b, training, momentum, eps)
         if listener is not None:

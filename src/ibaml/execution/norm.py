@@ -120,20 +120,20 @@ def support_statistics(
     return statistics
 
 
-class _Watches(local):
+class _Watchers(local):
     """Who watches which module in this thread, and how hooks are put on it for them."""
 
     def __init__(self) -> None:
         self.all: list[tuple[nn.Module, Callable[[], list[RemovableHandle]]]] = []
 
 
-_here = _Watches()
+_watchers = _Watchers()
 
 
 @contextmanager
 def watched(model: nn.Module) -> Iterator[None]:
     """While a network runs: with the hooks of those who watch it."""
-    handles = [handle for of, put in _here.all if of is model for handle in put()]
+    handles = [handle for of, add_hooks in _watchers.all if of is model for handle in add_hooks()]
     try:
         yield
     finally:
@@ -177,18 +177,18 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
 
         return watch
 
-    def put() -> list[RemovableHandle]:
+    def add_hooks() -> list[RemovableHandle]:
         handles = []
         for name, layer in norm_layers(model).items():
             handles.append(layer.register_forward_pre_hook(before(name)))
             handles.append(layer.register_forward_hook(after(name)))
         return handles
 
-    _here.all.append((model, put))
+    _watchers.all.append((model, add_hooks))
     try:
         yield passes
     finally:
-        _here.all.pop()
+        _watchers.all.pop()
 
 
 class Statistics:

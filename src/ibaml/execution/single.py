@@ -37,11 +37,11 @@ class Single(Strategy):
     ) -> Tensor:
         tasks, samples = next(iter(weights.values())).shape[:2]
         sets = {name: w.flatten(0, 1).unbind(0) for name, w in weights.items()}
-        found = [
+        outputs = [
             self._one(model, {**constants, **{n: w[i] for n, w in sets.items()}}, x[i // samples])
             for i in range(tasks * samples)
         ]
-        return torch.stack(found).unflatten(0, (tasks, samples))
+        return torch.stack(outputs).unflatten(0, (tasks, samples))
 
     def features(
         self,

@@ -29,13 +29,13 @@ def diagnose(learner: MetaLearner, settings: Settings) -> str:
         seen = None
     if seen is not None and bool(seen.left_out.any()):
         sentences.append(_inner(learner, seen, settings))
-    if worst := _first_ill((n, p.grad) for n, p in learner.named_parameters()):
+    if worst := _first_nonfinite((n, p.grad) for n, p in learner.named_parameters()):
         name, value = worst
         sentences.append(
             f"the meta-gradient of {name} is {value}: lower meta_lr (now {settings.meta_lr:g}) or "
             f"clip (now {settings.clip:g})"
         )
-    if worst := _first_ill((n, p.detach()) for n, p in learner.named_parameters()):
+    if worst := _first_nonfinite((n, p.detach()) for n, p in learner.named_parameters()):
         sentences.append(f"the meta-parameter {worst[0]} is {worst[1]}: go back to a checkpoint")
     return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
@@ -85,7 +85,7 @@ def _steepest(learner: MetaLearner, gradient: Tensor | None, out: Tensor) -> str
     return f"{name} (‖∇E‖ = {float(sizes[name]):.1e})"
 
 
-def _first_ill(named: Iterable[tuple[str, Tensor | None]]) -> tuple[str, str] | None:
+def _first_nonfinite(named: Iterable[tuple[str, Tensor | None]]) -> tuple[str, str] | None:
     for name, tensor in named:
         if tensor is not None and not bool(torch.isfinite(tensor).all()):
             return name, "NaN" if bool(tensor.isnan().any()) else "infinite"

@@ -89,7 +89,7 @@ class Trainer:
         self.faulty = 0  # iterations in a row
         self.rise = Rise()
         self.returns = 0  # to the best weights
-        self.unheard: OSError | None = None  # why a watcher failed
+        self.watcher_error: OSError | None = None  # why a watcher failed
         self.notes: list[str] = []  # to be told once the run begins
         self.stop = StopRequest()
 
@@ -228,8 +228,8 @@ class Trainer:
         self.fit_memory()
         validates = settings.val_every > 0 and has_tasks(self.tasks, "val")
         self._tell("started", self.step, settings.iterations)
-        if self._unheard_anywhere():  # nothing is lost yet
-            raise RunError(f"{_reason(self.unheard)}: make room, or choose another place")
+        if self._a_watcher_failed():  # nothing is lost yet
+            raise RunError(f"{_reason(self.watcher_error)}: make room, or choose another place")
         for note in self.notes:
             self._tell("message", note)
         if settings.val_every > 0 and not validates:
@@ -259,7 +259,7 @@ class Trainer:
                 ) from error
             self._tell("stepped", report)
             if settings.method != "reptile" and self.rise.watch(self.step, report.loss):
-                self._question(validates)  # (Reptile's loss is a distance)
+                self._check_rise(validates)  # (Reptile's loss is a distance)
             if self.faulty >= settings.patience:
                 self._give_up(saved)
             last = self.step == settings.iterations
@@ -267,13 +267,13 @@ class Trainer:
                 self.validate()
             stop = self.stop.signal(self.processes.world)
             if self.step % settings.checkpoint_every == 0 or last or stop:
-                self._refuse_ill()
+                self._refuse_nonfinite()
                 self.save()
                 saved = self.step
             if stop:
-                self._complain()
+                self._raise_watcher_error()
                 return Outcome(self.step, stop)
-        self._complain()
+        self._raise_watcher_error()
         if validates and self.best is not None and self.best_step < self.step:
             self._tell(
                 "message",
@@ -282,19 +282,19 @@ class Trainer:
             )
         return Outcome(self.step)
 
-    def _complain(self) -> None:
+    def _raise_watcher_error(self) -> None:
         """Say what could not be written, now that what was learned is saved."""
-        if self._unheard_anywhere():
+        if self._a_watcher_failed():
             raise RunError(
-                f"{_reason(self.unheard)}: saved after iteration {self.step}. Make room, then: "
-                f"ibaml train --resume {self._place()}"
+                f"{_reason(self.watcher_error)}: saved after iteration {self.step}. Make room, "
+                f"then: ibaml train --resume {self._run_path()}"
             )
 
-    def _unheard_anywhere(self) -> bool:
+    def _a_watcher_failed(self) -> bool:
         """Whether a watcher of any process failed: all end with the same sentence."""
-        return not self.processes.all_agree(self.unheard is None, self.device)
+        return not self.processes.all_agree(self.watcher_error is None, self.device)
 
-    def _question(self, validates: bool) -> None:
+    def _check_rise(self, validates: bool) -> None:
         """The training loss is far above its best. Validation tasks, where there are any, say
         whether anything was lost: the same loss may come of harder tasks."""
         before = self.best
@@ -328,14 +328,15 @@ class Trainer:
             f"with {SHRINK:g} times the step. {unsolved(self.learner)}".rstrip(),
         )
 
-    def _place(self) -> str:
+    def _run_path(self) -> str:
         return "RUN" if self.run is None else shlex.quote(str(self.run.path))
 
     def validate(self) -> dict[str, float]:
         """Scores on the validation tasks; the best weights so far are kept."""
+        tell = partial(self._tell, "message")
         with nullcontext() if self.average is None else self.average.in_place():
             result = validation_scores(
-                self.learner, self.tasks, self.settings, self.processes, partial(self._tell, "told")
+                self.learner, self.tasks, self.settings, self.processes, tell
             )
         best = result["nll"] < (float("inf") if self.best is None else self.best)
         if best:
@@ -353,7 +354,7 @@ class Trainer:
             f"stopped: {self.faulty} faulty iterations in a row (patience). {what} {where}".strip()
         )
 
-    def _refuse_ill(self) -> None:
+    def _refuse_nonfinite(self) -> None:
         """Never write weights that are not finite over good ones."""
         if not all(bool(p.isfinite().all()) for p in self.parameters):
             raise Diverged(f"stopped. {diagnose(self.learner, self.settings)}")
@@ -365,15 +366,15 @@ class Trainer:
             try:
                 getattr(watcher, what)(*words)
             except OSError as error:
-                if self.unheard is None:
-                    self.unheard = error
+                if self.watcher_error is None:
+                    self.watcher_error = error
                     self.stop.ask()
 
     def fit_memory(self) -> None:
         """Choose the micro-batch where none was given; refuse what cannot fit."""
         if self.step >= self.settings.iterations:
             return
-        resumed = self._place() if self.step else None
+        resumed = self._run_path() if self.step else None
         fit = fit_memory(self.learner, self.tasks, self.settings, self.processes, resumed)
         # a resumed run takes the same number, whatever is free then
         notes = self._settle(micro_batch=fit.micro_batch)

@@ -147,8 +147,8 @@ class Run:
         saved, notes = self.newest()
         if saved is None and notes:
             raise RunError(
-                f"no checkpoint of {self.path} can be read ({'; '.join(notes)}): bring one back, or "
-                "train anew in another folder (ibaml train --config "
+                f"no checkpoint of {self.path} can be read ({'; '.join(notes)}): bring one back, "
+                "or train anew in another folder (ibaml train --config "
                 f"{shlex.quote(str(self.path / 'config.toml'))} --out …)"
             )
         return saved, notes

@@ -129,9 +129,9 @@ def _go_on(
         )
     learner = build_learner(settings, build_network(settings, tasks.example_shape)).to(device)
     with joined(processes, device):
-        saved, told = run.resumable() if processes.first else (None, [])
+        saved, notes = run.resumable() if processes.first else (None, [])
         content = processes.from_first(None if saved is None else saved.content, device)
-        return _go(run, learner, tasks, processes, watchers, content, told)
+        return _go(run, learner, tasks, processes, watchers, content, notes)
 
 
 def _in_first(processes: Processes, device: torch.device, make: Callable[[], Run]) -> Run | None:

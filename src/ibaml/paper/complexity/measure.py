@@ -122,7 +122,7 @@ class _Bench:
         self.seconds: list[tuple[float, float]] = []
         self.bytes: dict[str, int] = {}
         self.replayed: list[float] = []
-        self.found = Point(arm)
+        self.partial_point = Point(arm)
 
     @property
     def words(self) -> str:
@@ -131,15 +131,15 @@ class _Bench:
 
     def attempt(self, run: Callable[[], None], name: str) -> None:
         """Run, unless it failed before; out of memory is a finding, not an end."""
-        if self.found.problem:
+        if self.partial_point.problem:
             return
         try:
             run()
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            self.found = replace(self.found, problem=f"out of memory ({name})")
-        if self.found.problem:
+            self.partial_point = replace(self.partial_point, problem=f"out of memory ({name})")
+        if self.partial_point.problem:
             self.learner = None
             self._hand_back()
 
@@ -187,9 +187,9 @@ class _Bench:
             loss.backward()
             self.bytes["backward"] = meter.peak
         self.bytes["together"] = max(self.bytes["forward"], self.bytes["backward"])
-        self.found = replace(self.found, strategy=learner.strategy)
+        self.partial_point = replace(self.partial_point, strategy=learner.strategy)
         if out := int(learner.diagnostics.left_out.sum()):
-            self.found = replace(self.found, problem=f"{out} tasks diverged")
+            self.partial_point = replace(self.partial_point, problem=f"{out} tasks diverged")
 
     def clock(self) -> None:
         """One forward and one backward pass, launched one by one and timed apart."""
@@ -220,7 +220,7 @@ class _Bench:
                 if call >= _WARM:
                     self.replayed.append(self._now() - began)
             self.bytes["together"] = meter.peak
-        self.found = replace(self.found, strategy=learner.strategy + how)
+        self.partial_point = replace(self.partial_point, strategy=learner.strategy + how)
         del learner
         self._hand_back()
 
@@ -264,7 +264,7 @@ class _Bench:
 
     def point(self) -> Point:
         """What was found; where something failed, what was found before that."""
-        point = self.found
+        point = self.partial_point
         if self.seconds:
             forward, backward = zip(*self.seconds, strict=True)
             point = replace(

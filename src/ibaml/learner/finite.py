@@ -13,7 +13,7 @@ from ibaml.tasks import TaskBatch
 
 
 @dataclass(frozen=True)
-class SoundStep:
+class FiniteStep:
     """Meta-steps without what is not finite.
 
     That cannot be masked out of a graph (0 · NaN is NaN): the step is built again without those
