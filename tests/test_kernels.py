@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ibaml.execution.block import OFF, Kept, Plain, norm_relu_pool
+from ibaml.execution.needed import needed_gradients
 from ibaml.execution.thin import plain_thin, thin
-from ibaml.execution.wanted import wanted
 from oracles import gradients, relative
 from problems import class_batch, plain_learner
 
@@ -93,7 +93,7 @@ def test_only_gradients_somebody_waits_for_are_wanted():
 
         @staticmethod
         def backward(ctx, g):
-            seen.append(wanted(ctx, 2))
+            seen.append(needed_gradients(ctx, 2))
             a, b = ctx.saved_tensors
             return g * b, g * a
 

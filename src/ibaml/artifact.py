@@ -174,13 +174,13 @@ def _chosen(path: Path, name: str, content: Any) -> Any:
         content = {k: v for k, v in content.items() if k not in ("blocks", "stochastic")}
     known = {f.name: f for f in fields(kind) if f.init}
     given = {k: _chosen(path, name, v) for k, v in content.items() if k != "class"}
-    odd = [k for k in given if k not in known]
-    lacking = [
+    unexpected = [k for k in given if k not in known]
+    missing = [
         k for k, f in known.items()
         if k not in given and f.default is MISSING and f.default_factory is MISSING
     ]  # fmt: skip
-    if odd or lacking:
-        raise ArtifactError(f"{path}: {name} has odd fields ({', '.join(odd or lacking)})")
+    if unexpected or missing:
+        raise ArtifactError(f"{path}: {name} has odd fields ({', '.join(unexpected or missing)})")
     return kind(**given)
 
 

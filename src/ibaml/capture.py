@@ -23,7 +23,7 @@ from ibaml.execution import held
 from ibaml.metastep import (
     MetaStep,
     Reads,
-    each,
+    map_tensors,
     reaches_outside,
     with_gradient,
     zero_unless_finite,
@@ -31,8 +31,8 @@ from ibaml.metastep import (
 from ibaml.solve import NewtonCG, Solver
 from ibaml.tasks import TaskBatch
 
-_WARM = 2  # calls of a kind before it is recorded: by then its kernels are chosen
-_MOST = 2  # recordings kept, each with the memory of its meta-step
+_WARM_UPS = 2  # calls of a kind before it is recorded: by then its kernels are chosen
+_MAX_RECORDINGS = 2  # recordings kept, each with the memory of its meta-step
 
 
 Work = Callable[[TaskBatch, Tensor], MetaStep]
@@ -53,7 +53,7 @@ class Captures:
 
     def __init__(self) -> None:
         self.refused: str | None = None
-        self._recordings: deque[_Captured] = deque(maxlen=_MOST)
+        self._recordings: deque[_Captured] = deque(maxlen=_MAX_RECORDINGS)
         self._seen: deque[tuple[Any, ...]] = deque(maxlen=8)
 
     def __bool__(self) -> bool:
@@ -81,9 +81,9 @@ class Captures:
             if captured.kind == kind:
                 return captured.replay(batch, seed)
         self._seen.append(kind)
-        if self.refused is not None or self._seen.count(kind) <= _WARM:
+        if self.refused is not None or self._seen.count(kind) <= _WARM_UPS:
             return None
-        if len(self._recordings) == _MOST:
+        if len(self._recordings) == _MAX_RECORDINGS:
             self._recordings.popleft()
         try:
             self._recordings.append(_Captured(kind, learner, work, batch, seed))
@@ -120,7 +120,9 @@ class _Captured:
         self._roots.copy_(task_roots(seed, batch.task_keys, self._roots.device))
         recording = self._recording
         recording.replay()
-        step: MetaStep = each(Tensor.clone, recording.step)  # the next replay writes over these
+        step: MetaStep = map_tensors(
+            Tensor.clone, recording.step
+        )  # the next replay writes over these
         return with_gradient(step, recording.flat.clone(), recording.present, self._parameters)
 
 
@@ -163,7 +165,7 @@ class Recording:
             flat = [g.reshape(-1) for g in gradients if g is not None]
             self.flat = torch.cat(flat) if flat else step.loss.new_zeros(0)
         self.present = [g is not None for g in gradients]
-        self.step: MetaStep = each(Tensor.detach, replace(step, reads=Reads()))
+        self.step: MetaStep = map_tensors(Tensor.detach, replace(step, reads=Reads()))
 
     def replay(self) -> None:
         """Do it again, on what the batch, the roots and the parameters hold now."""

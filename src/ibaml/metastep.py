@@ -231,18 +231,18 @@ def _unsolved(like: LinearSolution, tasks: int) -> LinearSolution:
     )
 
 
-def each(change: Callable[[Tensor], Tensor], structure: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Tensor], structure: Any) -> Any:
     """The same structure with every tensor changed."""
     if isinstance(structure, Tensor):
         return change(structure)
     if is_dataclass(structure) and not isinstance(structure, type):
         return type(structure)(
-            **{f.name: each(change, getattr(structure, f.name)) for f in fields(structure)}
+            **{f.name: map_tensors(change, getattr(structure, f.name)) for f in fields(structure)}
         )
     if isinstance(structure, dict):
-        return {key: each(change, value) for key, value in structure.items()}
+        return {key: map_tensors(change, value) for key, value in structure.items()}
     if isinstance(structure, list | tuple):
-        return type(structure)(each(change, value) for value in structure)
+        return type(structure)(map_tensors(change, value) for value in structure)
     return structure
 
 

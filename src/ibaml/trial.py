@@ -73,14 +73,13 @@ def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
     close = ((fast - outputs).abs() <= scale).logical_or(outputs.isnan())
     if not bool(close.all()):
         return False
-    largest = max((float(g.norm()) for g in slopes), default=0.0)
-    if not math.isfinite(largest):
+    floor = 1e-3 * max((float(g.norm()) for g in slopes), default=0.0)
+    if not math.isfinite(floor):
         return True
     # of a derivative that is zero (a bias before batch norm) the loop has its rounding alone
     rounding = _rounding(loop, away, outputs, slopes, scale)
     return all(
-        float((a - b).norm())
-        <= slope_share * (float(b.norm()) + 1e-3 * largest) + _ROUNDING * error
+        float((a - b).norm()) <= slope_share * (float(b.norm()) + floor) + _ROUNDING * error
         for a, b, error in zip(fast_slopes, slopes, rounding, strict=True)
     )
 

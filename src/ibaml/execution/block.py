@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from ibaml.execution.native import is_native
+from ibaml.execution.needed import needed_gradients
 from ibaml.execution.twice import last_derivative
-from ibaml.execution.wanted import wanted
 
 OFF = 4  # the place of a window whose maximum ReLU switches off
 
@@ -101,13 +101,13 @@ class _Back(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         g, *rest, sum_gx, sum_g = ctx.saved_tensors
         saved = Saved(*rest)
-        need_g, need_x, need_w = wanted(ctx, 3)
+        need_g, need_x, need_w = needed_gradients(ctx, 3)
         zero = torch.zeros_like(sum_g)
         q, r = (zero if t is None else t.contiguous() for t in (q, r))
         p = torch.zeros_like(saved.x) if p is None else p.contiguous()
         passes = passes_for(saved.x)
-        sum_p, sum_px, sum_pg, there = passes.full_sums(p, g, saved)
-        to_g = passes.to_pooled(there, saved, sum_p, sum_px, q, r) if need_g else None
+        sum_p, sum_px, sum_pg, at_maxima = passes.full_sums(p, g, saved)
+        to_g = passes.to_pooled(at_maxima, saved, sum_p, sum_px, q, r) if need_g else None
         to_x = to_w = None
         if need_x or need_w:
             k = (sum_pg - (sum_p * sum_g + sum_px * sum_gx) / saved.values) / saved.values
@@ -160,24 +160,24 @@ class Plain:
         x = saved.x
         normal = (x - _wide(saved.mean, x)) * _wide(saved.s, x)
         inside = saved.place.clamp(max=OFF - 1).long()
-        there = _windows(p).gather(-1, inside[..., None])[..., 0]
+        at_maxima = _windows(p).gather(-1, inside[..., None])[..., 0]
         wide = p.to(saved.mean.dtype)
-        met = torch.where(saved.place < OFF, there * g, 0).to(wide.dtype)
-        sums = (t.sum((0, 2, 3)) for t in (wide, wide * normal, met))
-        return *sums, there  # type: ignore[return-value]
+        products = torch.where(saved.place < OFF, at_maxima * g, 0).to(wide.dtype)
+        sums = (t.sum((0, 2, 3)) for t in (wide, wide * normal, products))
+        return *sums, at_maxima  # type: ignore[return-value]
 
     @staticmethod
     def to_pooled(
-        there: Tensor, saved: Saved, sum_p: Tensor, sum_px: Tensor, q: Tensor, r: Tensor
+        at_maxima: Tensor, saved: Saved, sum_p: Tensor, sum_px: Tensor, q: Tensor, r: Tensor
     ) -> Tensor:
         """The cotangent of g."""
-        n, like = saved.values, there
+        n, like = saved.values, at_maxima
         normal = (saved.chosen - _wide(saved.mean, like)) * _wide(saved.s, like)
-        inner = there - _wide(sum_p / n, like) - normal * _wide(sum_px / n, like)
+        inner = at_maxima - _wide(sum_p / n, like) - normal * _wide(sum_px / n, like)
         gradient = (
             _wide(saved.weight * saved.s, like) * inner + _wide(q, like) * normal + _wide(r, like)
         )
-        return torch.where(saved.place < OFF, gradient, 0).to(there.dtype)
+        return torch.where(saved.place < OFF, gradient, 0).to(at_maxima.dtype)
 
     @staticmethod
     def second(
@@ -222,8 +222,8 @@ def _windows(x: Tensor) -> Tensor:
 
 def _spread(g: Tensor, saved: Saved) -> Tensor:
     """A pooled gradient where its maxima were."""
-    hit = saved.place[..., None] == torch.arange(4, device=g.device, dtype=torch.uint8)
-    parts = torch.where(hit, g[..., None], 0).unflatten(-1, (2, 2)).transpose(3, 4)
+    is_maximum = saved.place[..., None] == torch.arange(4, device=g.device, dtype=torch.uint8)
+    parts = torch.where(is_maximum, g[..., None], 0).unflatten(-1, (2, 2)).transpose(3, 4)
     full = parts.flatten(4, 5).flatten(2, 3)
     high, wide = saved.x.shape[2] - full.shape[2], saved.x.shape[3] - full.shape[3]
     return torch.nn.functional.pad(full, (0, wide, 0, high))

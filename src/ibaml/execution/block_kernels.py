@@ -119,8 +119,8 @@ def _choose(
         best_x = tl.where(more, value, best_x)
         where = tl.where(more, k, where)
         total_z += z
-    ill = total_z != total_z
-    out = tl.where(ill, total_z, tl.where(best > 0, best, 0.0))
+    is_nan = total_z != total_z
+    out = tl.where(is_nan, total_z, tl.where(best > 0, best, 0.0))
     spot = image * (rows * columns) + window
     tl.store(y + spot, out.to(y.dtype.element_ty), inside)
     tl.store(chosen + spot, best_x.to(chosen.dtype.element_ty), inside)

@@ -80,7 +80,7 @@ def defer_bias(y: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
-def awaited_bias(x: Tensor) -> Tensor | None:
+def deferred_bias(x: Tensor) -> Tensor | None:
     """The bias that x waits for, as long as nobody has used x."""
     return None if hasattr(x, DONE) else getattr(x, BIAS, (None, True))[0]
 
@@ -100,12 +100,12 @@ def defer_relu(norm: DeferredNorm, stand_in: Tensor, in_place: bool) -> Tensor:
     return stand_in
 
 
-def awaited_norm(x: Any) -> DeferredNorm | None:
+def deferred_norm(x: Any) -> DeferredNorm | None:
     """The batch norm that x stands for, as long as nobody has used x."""
     return None if hasattr(x, DONE) else getattr(x, NORM, None)
 
 
-def now(x: Any) -> Any:
+def force(x: Any) -> Any:
     """The values of x; x itself, where nothing of it waits. (What is done once stays, and an
     operation in place changes what stays.)"""
     if hasattr(x, DONE):

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ibaml.execution.call import twice_differentiable
 from ibaml.execution.head import run_features, run_head
+from ibaml.execution.locks import held
 from ibaml.execution.loop import Loop
 from ibaml.execution.norm import watched
 from ibaml.execution.strategy import Strategy
-from ibaml.execution.turn import held
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ class MetaLearner(LearnerState):
         with training(self.model), torch.inference_mode(False), torch.set_grad_enabled(graph):
             if batch.support_x.is_inference():
                 batch = batch.clone()
-            self._run = self.examine(batch)
+            self._run = self.runner_for(batch)
             seed = draw_seed(generator)
             step = replayed(self, self.meta_step, self._captures, batch, seed, self._run)
             if step is None or (self._may_look(batch) and bool(step.left_out.any())):
@@ -222,7 +222,7 @@ class MetaLearner(LearnerState):
             self.add_statistics(step.passes)
             return step.loss
 
-    def examine(self, batch: TaskBatch) -> Runner:
+    def runner_for(self, batch: TaskBatch) -> Runner:
         """Check the tasks and the model on them, once for every kind of tasks, as `Kinds.runner`
         says. Returns how weight sets run through the network."""
         self.model.eval()

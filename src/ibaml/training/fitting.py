@@ -37,36 +37,36 @@ def fit_memory(
         resumed: the folder of a run that goes on, whose micro-batch stays the same.
     """
     device = next(learner.parameters()).device
-    mine = -(-settings.tasks // processes.world)  # the most that one process has
+    per_process = -(-settings.tasks // processes.world)  # the most that one process has
     free = free_bytes(device)
-    wanted = min(settings.micro_batch or mine, mine)
-    each, fixed, fits = 1, 0, wanted
+    requested = min(settings.micro_batch or per_process, per_process)
+    per_task, fixed, fits = 1, 0, requested
     if free is not None:
         if device.type != "cuda":
             free //= processes.local_world
         one = meta_step_bytes(learner, tasks, settings, 1)
-        two = meta_step_bytes(learner, tasks, settings, 2) if wanted > 1 else 2 * one
-        each = max(two - one, 1)
-        fixed = max(one - each, 0)
-        fits = int((0.9 * free - fixed) / each)
+        two = meta_step_bytes(learner, tasks, settings, 2) if requested > 1 else 2 * one
+        per_task = max(two - one, 1)
+        fixed = max(one - per_task, 0)
+        fits = int((0.9 * free - fixed) / per_task)
     fits = processes.least(fits, device)  # the same in all: sums are rounded alike
-    if fits < 1 or (settings.micro_batch is not None and fits < wanted):
-        least = wanted if fits >= 1 else 1
-        need = f"{least} task(s) at once need about {_size(fixed + each * least)} and " + (
+    if fits < 1 or (settings.micro_batch is not None and fits < requested):
+        least = requested if fits >= 1 else 1
+        need = f"{least} task(s) at once need about {_size(fixed + per_task * least)} and " + (
             "less" if free is None else _size(free)
         )
         if resumed is not None:
             raise TrainingError(
-                f"{need} is free. The run goes through {wanted} at a time: free some memory, "
+                f"{need} is free. The run goes through {requested} at a time: free some memory, "
                 "or choose another number, whose sums are rounded differently (ibaml train "
                 f"--resume {resumed} --micro-batch {max(fits, 1)})"
             )
         raise TrainingError(f"{need} is free: lower {what_to_lower(settings)}")
-    chosen = min(wanted, fits)
-    notes = [f"{mine} tasks go through {chosen} at a time"] if chosen < mine else []
+    chosen = min(requested, fits)
+    notes = [f"{per_process} tasks go through {chosen} at a time"] if chosen < per_process else []
     if free is not None:
         notes.append(
-            f"execution: {learner.strategy}; memory: about {_size(fixed + each * chosen)} for "
+            f"execution: {learner.strategy}; memory: about {_size(fixed + per_task * chosen)} for "
             f"{chosen} task(s) at once, {_size(free)} free"
         )
     return Fit(chosen, tuple(notes))
@@ -83,7 +83,7 @@ def meta_step_bytes(learner: MetaLearner, tasks: TaskSource, settings: Settings,
 
     try:
         for batch in batches:
-            learner.examine(batch)  # done once, so it is not to be measured
+            learner.runner_for(batch)  # done once, so it is not to be measured
         return peak_bytes(meta_gradient, next(learner.parameters()).device)
     except Exception as error:
         if not out_of_memory(error):

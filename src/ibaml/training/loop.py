@@ -143,7 +143,7 @@ class Trainer:
         took part.
         """
         settings = self.settings
-        mine = self.processes.share(range(step * settings.tasks, (step + 1) * settings.tasks))
+        keys = self.processes.share(range(step * settings.tasks, (step + 1) * settings.tasks))
         like = self.parameters[0]
         sums = like.new_zeros(3)  # of losses, of tasks that took part, of tasks left out
         caught = like.new_tensor(self.stop.caught())
@@ -151,13 +151,13 @@ class Trainer:
             p.grad = torch.zeros_like(p)
         self.learner.train()
         with self.learner.one_meta_step() as statistics:
-            for chunk in _chunks(mine, settings.micro_batch or len(mine)):
+            for chunk in _chunks(keys, settings.micro_batch or len(keys)):
                 sums += self._add_gradient(chunk, mix(settings.seed, _NOISE, step))
             gradients = [p.grad for p in self.parameters if p.grad is not None]
             self.processes.add_up([*gradients, sums, caught, *statistics.tensors()])
-        total, counted, out = sums.unbind()
+        total, counted, left_out = sums.unbind()
         torch._foreach_div_(gradients, counted.clamp(min=1))
-        return total / counted, counted, out, caught
+        return total / counted, counted, left_out, caught
 
     def _add_gradient(self, keys: Sequence[int], seed: int) -> Tensor:
         """Add the gradients of these tasks, summed over them. (Nothing of one micro-batch lives on
@@ -165,29 +165,32 @@ class Trainer:
         sums = self.parameters[0].new_zeros(3)
         for batch in self.tasks.batches("train", keys):
             loss = self.learner(batch, torch.Generator().manual_seed(seed))
-            before = len(batch) - self.learner.diagnostics.left_out.sum()
-            gradients = torch.autograd.grad(loss * before, self.parameters, allow_unused=True)
+            counted_before = len(batch) - self.learner.diagnostics.left_out.sum()
+            total = loss * counted_before
+            gradients = torch.autograd.grad(total, self.parameters, allow_unused=True)
             # the way back may have left out more
-            out = self.learner.diagnostics.left_out.sum()
-            counted = len(batch) - out
-            share = counted / before.clamp(min=1)  # 1 but for those, and then the sum of the others
+            left_out = self.learner.diagnostics.left_out.sum()
+            counted = len(batch) - left_out
+            # 1 but for those, and then the sum of the others
+            share = counted / counted_before.clamp(min=1)
             for p, g in zip(self.parameters, gradients, strict=True):
                 if g is not None and p.grad is not None:
                     p.grad += g * share
             zero = torch.zeros_like(loss)
             sums += torch.stack(
-                [torch.where(counted > 0, loss.detach() * counted, zero), counted, out]
+                [torch.where(counted > 0, loss.detach() * counted, zero), counted, left_out]
             )
         return sums
 
     def advance(self) -> Step:
         """One meta-iteration."""
-        loss, counted, out, caught = self.gradient(self.step)
+        loss, counted, left_out, caught = self.gradient(self.step)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
-        parts = [loss, counted, out, norm, *caught]
-        seen = torch.stack([t.to(norm.dtype) for t in parts]).tolist()
+        parts = [loss, counted, left_out, norm, *caught]
+        figures = torch.stack([t.to(norm.dtype) for t in parts]).tolist()
+        mean_loss, taking_part, without, gradient_norm, *caught_by = figures
         rate = rate_at(self.settings, self.step) * SHRINK**self.returns
-        moved = seen[1] > 0 and math.isfinite(seen[3])
+        moved = taking_part > 0 and math.isfinite(gradient_norm)
         if moved:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -195,22 +198,22 @@ class Trainer:
             if self.average is not None:
                 self.average.update()
         self.step += 1
-        moved_enough = moved and 2 * seen[2] <= seen[1] + seen[2]
+        tasks = taking_part + without
+        moved_enough = moved and 2 * without <= tasks
         self.faulty = 0 if moved_enough else self.faulty + 1
-        self.stop.agree(seen[4:])
-        report = Step(
-            self.step, seen[0], int(seen[1] + seen[2]), int(seen[2]), seen[3], moved, rate
-        )
-        wanted = self.step % self.settings.log_every == 0 or self.step == self.settings.iterations
-        return self._with_diagnostics(report) if wanted else report
+        self.stop.agree(caught_by)
+        report = Step(self.step, mean_loss, int(tasks), int(without), gradient_norm, moved, rate)
+        every, last = self.settings.log_every, self.settings.iterations
+        is_logged = self.step % every == 0 or self.step == last
+        return self._with_diagnostics(report) if is_logged else report
 
     def _with_diagnostics(self, report: Step) -> Step:
         """What the last call of this process saw inside its tasks."""
         try:
-            seen = self.learner.diagnostics
+            last = self.learner.diagnostics
         except RuntimeError:  # this process has no tasks
             return report
-        residual, norms, unsolved = seen.cg_residual, seen.gradient_norm, seen.unsolved
+        residual, norms, unsolved = last.cg_residual, last.gradient_norm, last.unsolved
         return replace(
             report,
             cg_residual=None if residual is None else float(residual.nanmean()),

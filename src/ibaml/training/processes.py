@@ -76,7 +76,7 @@ class Processes:
         return bool(self.least(int(agreed), device))
 
 
-def who_am_i() -> Processes:
+def this_process() -> Processes:
     """This process as torchrun's environment describes it; alone where there is none."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return Processes()
