@@ -120,9 +120,8 @@ class _Captured:
         self._roots.copy_(task_roots(seed, batch.task_keys, self._roots.device))
         recording = self._recording
         recording.replay()
-        step: MetaStep = map_tensors(
-            Tensor.clone, recording.step
-        )  # the next replay writes over these
+        # the next replay writes over these
+        step: MetaStep = map_tensors(Tensor.clone, recording.step)
         return with_gradient(step, recording.flat.clone(), recording.present, self._parameters)
 
 

@@ -237,6 +237,5 @@ class _Lemma(_Hessian):
         # what is neither m nor ρ (a learned β) has nothing substituted: back in (m, ρ)
         v = torch.cat([self.v.detach().chunk(2, -1)[0], self.log_var], -1)
         rest = [i for i in self.wanted if i > 1]
-        return {0: g_m.sum(0), 1: g_rho.sum(0)} | energy.penalty_gradient(
-            v, self.to_coordinates(u), rest
-        )
+        others = energy.penalty_gradient(v, self.to_coordinates(u), rest)
+        return {0: g_m.sum(0), 1: g_rho.sum(0)} | others

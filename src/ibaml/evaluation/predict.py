@@ -55,11 +55,7 @@ def score_tasks(
             parts.append(score_posteriors(posteriors, group, samples))
             if diverged is not None and posteriors.solution is not None:
                 flags = posteriors.solution.diverged.tolist()
-                diverged += [
-                    key
-                    for key, is_diverged in zip(group.task_keys, flags, strict=True)
-                    if is_diverged
-                ]
+                diverged += [k for k, flag in zip(group.task_keys, flags, strict=True) if flag]
         done += len(chunk)
         if progress is not None:
             progress(done)

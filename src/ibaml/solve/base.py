@@ -198,9 +198,8 @@ class Descent(ABC):
                 done = active & (gradient.detach().norm(dim=-1) <= self.tol)
                 reason = torch.where(done, Reason.CONVERGED, reason)
             with torch.set_grad_enabled(create_graph):
-                moved, memory = self.move(
-                    step_energy, v, gradient, progress.memory, step, step_sizes
-                )
+                old = progress.memory
+                moved, memory = self.move(step_energy, v, gradient, old, step, step_sizes)
                 finite = moved.detach().isfinite().all(-1)
                 reason = torch.where((reason == Reason.STEPS) & ~finite, Reason.NONFINITE, reason)
                 is_moving = (reason == Reason.STEPS)[:, None]
@@ -209,8 +208,7 @@ class Descent(ABC):
                 progress = Progress(
                     v=torch.where(is_moving, moved, v),
                     memory=tuple(
-                        torch.where(is_moving, new, old)
-                        for new, old in zip(memory, progress.memory, strict=True)
+                        torch.where(is_moving, a, b) for a, b in zip(memory, old, strict=True)
                     ),
                     steps=progress.steps + is_moving[:, 0],
                     reason=reason,
