@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ibaml.execution.block import OFF, Saved, Plain, norm_relu_pool
+from ibaml.execution.block import OFF, Plain, Saved, norm_relu_pool
 from ibaml.execution.needed import needed_gradients
 from ibaml.execution.thin import plain_thin, thin
 from oracles import gradients, relative

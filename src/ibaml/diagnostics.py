@@ -36,10 +36,10 @@ class Diagnostics:
         rebuilt = step.rebuilt
         if rebuilt is not None:
             rebuilt = (replace(rebuilt[0]), rebuilt[1])
-        still = replace(
+        copied_step = replace(
             step, left_out=step.left_out.clone(), record=replace(step.record), rebuilt=rebuilt
         )
-        return replace(self, step=still)
+        return replace(self, step=copied_step)
 
     @property
     def left_out(self) -> Tensor:

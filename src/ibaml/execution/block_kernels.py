@@ -36,8 +36,8 @@ def _window(e, channel, channels, high: tl.constexpr, wide: tl.constexpr):
     row, column = rest // wide, rest % wide
     inside = (row < 2 * rows) & (column < 2 * columns)
     image = ((e // (high * wide)) * channels + channel).to(tl.int64)
-    spot = image * (rows * columns) + (row // 2) * columns + column // 2
-    return spot, (row % 2) * 2 + column % 2, inside
+    index = image * (rows * columns) + (row // 2) * columns + column // 2
+    return index, (row % 2) * 2 + column % 2, inside
 
 
 @triton.jit
@@ -121,10 +121,10 @@ def _choose(
         total_z += z
     is_nan = total_z != total_z
     out = tl.where(is_nan, total_z, tl.where(best > 0, best, 0.0))
-    spot = image * (rows * columns) + window
-    tl.store(y + spot, out.to(y.dtype.element_ty), inside)
-    tl.store(chosen + spot, best_x.to(chosen.dtype.element_ty), inside)
-    tl.store(place + spot, tl.where(best > 0, where, _OFF).to(tl.uint8), inside)
+    index = image * (rows * columns) + window
+    tl.store(y + index, out.to(y.dtype.element_ty), inside)
+    tl.store(chosen + index, best_x.to(chosen.dtype.element_ty), inside)
+    tl.store(place + index, tl.where(best > 0, where, _OFF).to(tl.uint8), inside)
 
 
 @triton.jit
@@ -145,9 +145,9 @@ def _pooled_sums(
         x = tl.load(chosen + at, on, 0).to(tl.float32)
         one += value
         two += tl.where(on, value * ((x - m) * scale), 0.0)
-    spot = sums + (part * 2) * channels + channel
-    tl.store(spot, tl.sum(one))
-    tl.store(spot + channels, tl.sum(two))
+    index = sums + (part * 2) * channels + channel
+    tl.store(index, tl.sum(one))
+    tl.store(index + channels, tl.sum(two))
 
 
 @triton.jit
@@ -159,13 +159,13 @@ def _first(
     e = tl.program_id(1) * n + tl.arange(0, n)
     inside = e < total
     at = _at(e, channel, channels, high * wide)
-    spot, corner, within = _window(e, channel, channels, high, wide)
+    index, corner, within = _window(e, channel, channels, high, wide)
     within = within & inside
     m, scale = tl.load(mean + channel), tl.load(s + channel)
     ws = tl.load(weight + channel).to(tl.float32) * scale
     a, b = tl.load(sum_g + channel) / count, tl.load(sum_gx + channel) / count
-    hit = within & (tl.load(place + spot, within, _OFF).to(tl.int32) == corner)
-    spread = tl.load(g + spot, hit, 0).to(tl.float32)
+    hit = within & (tl.load(place + index, within, _OFF).to(tl.int32) == corner)
+    spread = tl.load(g + index, hit, 0).to(tl.float32)
     normal = (tl.load(x + at, inside, 0).to(tl.float32) - m) * scale
     tl.store(out + at, (ws * (spread - a - normal * b)).to(out.dtype.element_ty), inside)
 
@@ -184,16 +184,16 @@ def _full_sums(
         e = (part * long + i) * n + tl.arange(0, n)
         inside = e < total
         at = _at(e, channel, channels, high * wide)
-        spot, corner, within = _window(e, channel, channels, high, wide)
+        index, corner, within = _window(e, channel, channels, high, wide)
         within = within & inside
         raw = tl.load(p + at, inside, 0)
         value = raw.to(tl.float32)
         normal = (tl.load(x + at, inside, 0).to(tl.float32) - m) * scale
-        hit = within & (tl.load(place + spot, within, _OFF).to(tl.int32) == corner)
-        tl.store(there + spot, raw, hit)
+        hit = within & (tl.load(place + index, within, _OFF).to(tl.int32) == corner)
+        tl.store(there + index, raw, hit)
         one += value
         two += tl.where(inside, value * normal, 0.0)
-        three += value * tl.load(g + spot, hit, 0).to(tl.float32)
+        three += value * tl.load(g + index, hit, 0).to(tl.float32)
     out = sums + (part * 3) * channels + channel
     tl.store(out, tl.sum(one))
     tl.store(out + channels, tl.sum(two))
@@ -229,15 +229,15 @@ def _second(
     e = tl.program_id(1) * n + tl.arange(0, n)
     inside = e < total
     at = _at(e, channel, channels, high * wide)
-    spot, corner, within = _window(e, channel, channels, high, wide)
+    index, corner, within = _window(e, channel, channels, high, wide)
     within = within & inside
     m, scale = tl.load(mean + channel), tl.load(s + channel)
     ws = tl.load(weight + channel).to(tl.float32) * scale
     a, b = tl.load(sum_g + channel) / count, tl.load(sum_gx + channel) / count
     big_p, big_q = tl.load(sum_p + channel) / count, tl.load(sum_px + channel) / count
     k, slope = tl.load(bend + channel).to(tl.float32), tl.load(q + channel).to(tl.float32)
-    hit = within & (tl.load(place + spot, within, _OFF).to(tl.int32) == corner)
-    spread = tl.load(g + spot, hit, 0).to(tl.float32)
+    hit = within & (tl.load(place + index, within, _OFF).to(tl.int32) == corner)
+    spread = tl.load(g + index, hit, 0).to(tl.float32)
     normal = (tl.load(x + at, inside, 0).to(tl.float32) - m) * scale
     value = tl.load(p + at, inside, 0).to(tl.float32)
     back = spread - a - b * normal

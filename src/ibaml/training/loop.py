@@ -336,10 +336,10 @@ class Trainer:
 
     def validate(self) -> dict[str, float]:
         """Scores on the validation tasks; the best weights so far are kept."""
-        tell = partial(self._tell, "message")
+        on_message = partial(self._tell, "message")
         with nullcontext() if self.average is None else self.average.in_place():
             result = validation_scores(
-                self.learner, self.tasks, self.settings, self.processes, tell
+                self.learner, self.tasks, self.settings, self.processes, on_message
             )
         best = result["nll"] < (float("inf") if self.best is None else self.best)
         if best:

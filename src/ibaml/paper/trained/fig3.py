@@ -41,7 +41,7 @@ def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
         },
         shown=[_shown(r) for r in arms_results],
         also=["ECE and MCE: top label, 15 bins of equal width."],
-        leaning=_lean(arms_results),
+        leaning=_confidence_gaps(arms_results),
     )
 
 
@@ -71,7 +71,7 @@ def _shown(r: Result) -> dict[str, str]:
     return {"method": r.title, **{n: written(summary[m], m) for n, m in columns.items()}}
 
 
-def _lean(arms_results: Sequence[Result]) -> list[str]:
+def _confidence_gaps(arms_results: Sequence[Result]) -> list[str]:
     """Which way each arm errs."""
     sentences = []
     for r in arms_results:
