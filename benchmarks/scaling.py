@@ -32,7 +32,7 @@ from ibaml.paper.complexity.findings import slope
 from ibaml.paper.complexity.measure import picture_tasks
 from ibaml.training.faults import out_of_memory
 from ibaml.training.memory import Meter
-from ibaml.training.processes import joined, who_am_i
+from ibaml.training.processes import joined, this_process
 
 AXES = ("tasks", "samples", "width", "steps", "cg", "processes")
 NETWORKS: dict[str, Callable[[int], nn.Module]] = {
@@ -208,7 +208,7 @@ def _measured_in_many(row: Row) -> Row:
 
 def worker(place: Place) -> None:
     """One process of several: its share of the tasks, and the sum of all gradients."""
-    processes = who_am_i()
+    processes = this_process()
     kind = torch.device(place.device).type
     device = torch.device("cuda", processes.local_rank) if kind == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import torch
 
 import ibaml
 from ibaml import capture as room
-from ibaml.capture import Captures, waits
+from ibaml.capture import Captures, stops_early
 from ibaml.energy import Stream, draw_noise, task_roots
 from problems import class_batch, mlp_model, plain_learner
 
@@ -128,9 +128,9 @@ def test_a_copy_starts_without_recordings():
 
 
 def test_what_looks_at_its_numbers_is_known_and_a_cpu_records_nothing():
-    assert waits(ibaml.NewtonCG())
-    assert waits(ibaml.GradientDescent(tol=1e-3))
-    assert not waits(ibaml.GradientDescent())
+    assert stops_early(ibaml.NewtonCG())
+    assert stops_early(ibaml.GradientDescent(tol=1e-3))
+    assert not stops_early(ibaml.GradientDescent())
     learner = plain_learner("maml", mlp_model(), capture=True)
     with pytest.raises(ValueError, match="capture=True is for a CUDA device"):
         learner(class_batch((3,)))

@@ -127,14 +127,14 @@ def test_a_point_that_did_not_fit_is_shown_and_left_out_of_the_ratios(tmp_path):
 
 
 def test_out_of_memory_is_a_point_and_the_rest_goes_on(monkeypatch):
-    weigh = measure_room._Bench.weigh
+    measure_memory = measure_room._Bench.measure_memory
 
     def fails_at_three(bench) -> None:
         if bench.arm.steps == 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-        weigh(bench)
+        measure_memory(bench)
 
-    monkeypatch.setattr(measure_room._Bench, "weigh", fails_at_three)
+    monkeypatch.setattr(measure_room._Bench, "measure_memory", fails_at_three)
     measured = measure(Sweep.of({**SMALL, "methods": "maml", "ks": "1,3,4"}))
     assert [p.backward is None for p in measured.points] == [False, True, False]
     assert "out of memory" in measured.points[1].problem
@@ -168,8 +168,8 @@ def test_phases_on_a_device_are_those_of_replays_where_it_records(refused, monke
     sweep = Sweep.of({**SMALL, "repeats": 2})
     arm = next(a for a in sweep.arms() if a.method == "ibaml")
     bench = room._Bench(sweep, arm, room.picture_tasks(1, image_size=16))
-    bench.weigh()
-    bench.replay()
+    bench.measure_memory()
+    bench.time_replays()
     point = bench.point()
     expected = (5000, 0) if refused else (2000, 5000)
     assert (point.forward.ms, point.backward.ms) == expected

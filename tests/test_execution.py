@@ -236,7 +236,7 @@ def test_folds_before_an_adapted_head_equal_the_loop(norm, monkeypatch):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_convolutions_derivatives_are_torchs(stride, groups):
     """First and second derivatives against torch's own, and finite differences."""
-    from ibaml.execution.grouped import Shape, convolve, convolve_turned
+    from ibaml.execution.grouped import Shape, convolve, convolve_transposed
 
     torch.manual_seed(0)
     x = torch.randn(2, 2 * groups, 5, 6, dtype=torch.float64, requires_grad=True)
@@ -246,7 +246,7 @@ def test_the_convolutions_derivatives_are_torchs(stride, groups):
     assert torch.autograd.gradcheck(lambda a, b: convolve(a, b, shape), (x, w))
     assert torch.autograd.gradgradcheck(lambda a, b: convolve(a, b, shape), (x, w))
     if stride == 1:  # the form a GPU takes
-        torch.testing.assert_close(convolve_turned(x, w, shape), convolve(x, w, shape))
+        torch.testing.assert_close(convolve_transposed(x, w, shape), convolve(x, w, shape))
 
 
 def test_batch_norms_derivatives_are_torchs():

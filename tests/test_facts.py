@@ -48,7 +48,7 @@ def linear_learner(beta: float, sigma: float, rho: float, n: int) -> ibaml.MetaL
 
 def closed_form(learner, batch, t: int, sigma: float):
     """m_t and d_t of the linear-Gaussian model; X has the examples as columns."""
-    m, rho = (p.detach() for p in learner.theta().prior)
+    m, rho = (p.detach() for p in learner.meta_parameters().prior)
     x, y = batch.support_x[t].T, batch.support_y[t][:, 0]
     beta = learner.beta
     precision = (-rho).exp()

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ibaml.execution.block import OFF, Kept, Plain, norm_relu_pool
+from ibaml.execution.block import OFF, Plain, Saved, norm_relu_pool
+from ibaml.execution.needed import needed_gradients
 from ibaml.execution.thin import plain_thin, thin
-from ibaml.execution.wanted import wanted
 from oracles import gradients, relative
 from problems import class_batch, plain_learner
 
@@ -93,7 +93,7 @@ def test_only_gradients_somebody_waits_for_are_wanted():
 
         @staticmethod
         def backward(ctx, g):
-            seen.append(wanted(ctx, 2))
+            seen.append(needed_gradients(ctx, 2))
             a, b = ctx.saved_tensors
             return g * b, g * a
 
@@ -179,23 +179,23 @@ def test_the_blocks_kernels_are_the_plain_passes(shape, dtype):
     near((y, chosen), (pooled, expected))
     assert torch.equal(place, expected_place)
     assert 0 < (place == OFF).float().mean() < 1
-    kept = Kept(x, w, mean, s, place, chosen)
-    wide = Kept(x.float(), w, mean, s, place, chosen.float())
+    saved = Saved(x, w, mean, s, place, chosen)
+    wide = Saved(x.float(), w, mean, s, place, chosen.float())
     g, p = draw(*y.shape).to(dtype), draw(*shape).to(dtype)
     sums = Plain.pooled_sums(g.float(), wide)
-    near(Kernels.pooled_sums(g, kept), sums)
-    near([Kernels.first(g, kept, *sums)], [Plain.first(g.float(), wide, *sums)])
+    near(Kernels.pooled_sums(g, saved), sums)
+    near([Kernels.first(g, saved, *sums)], [Plain.first(g.float(), wide, *sums)])
     *full, there = Plain.full_sums(p.float(), g.float(), wide)
-    *actual, found_there = Kernels.full_sums(p, g, kept)
+    *actual, actual_at_maxima = Kernels.full_sums(p, g, saved)
     near(actual, full)
     on = place < OFF
-    assert torch.equal(found_there[on].float(), there[on])
+    assert torch.equal(actual_at_maxima[on].float(), there[on])
     near(
-        [Kernels.to_pooled(there.to(dtype), kept, full[0], full[1], q, r)],
+        [Kernels.to_pooled(there.to(dtype), saved, full[0], full[1], q, r)],
         [Plain.to_pooled(there, wide, full[0], full[1], q, r)],
     )
     rest = (*sums, full[0], full[1], k, q)
-    near([Kernels.second(p, g, kept, *rest)], [Plain.second(p.float(), g.float(), wide, *rest)])
+    near([Kernels.second(p, g, saved, *rest)], [Plain.second(p.float(), g.float(), wide, *rest)])
 
 
 @linux

@@ -84,7 +84,7 @@ def lemma_problem(steps: tuple[int, ...] = (0, 3)) -> terms.Problem:
 
 def lemma_jacobian(problem: terms.Problem, v: Tensor) -> Tensor:
     """G·H⁻¹ in (m, d), rows θ and columns v_t as in the paper."""
-    h = terms.look(problem, v).h
+    h = terms.local_terms_at(problem, v).h
     return terms.mixed_matrix(problem, v) @ torch.linalg.inv(h)
 
 
@@ -118,7 +118,7 @@ def test_lemma_1_away_from_the_optimum_differs_from_the_energy_in_one_block():
         gap = terms.mixed_matrix(problem, v) - g_energy
         m_t = v[0, :6]  # the prior mean is 0 and its variance 1
         expected = torch.zeros(12, 12, dtype=F64)
-        expected[6:, :6] = torch.diag(-terms.look(problem, v).slope[:6] - m_t)
+        expected[6:, :6] = torch.diag(-terms.local_terms_at(problem, v).slope[:6] - m_t)
         assert (gap - expected).abs().max() <= 1e-9 * g_energy.abs().max()
         size = float(expected.abs().max())
         assert size <= 1e-9 if stationary else size > 1
@@ -142,7 +142,7 @@ def test_the_hessian_in_log_variances_has_a_first_order_term():
     """H_ρ = d·H_d·d + diag(d·∇_d): the paper's remark on log d is of first order only."""
     problem = lemma_problem()
     v = problem.trajectory[3]
-    local = terms.look(problem, v)
+    local = terms.local_terms_at(problem, v)
     support = detached(problem.support)
     h = Curvature("energy").at(support, v)
     in_rho = 6 * (dense_matrix(h.product, v)[0] - torch.diag(h.diagonal[0]))[6:, 6:]

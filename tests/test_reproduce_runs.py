@@ -126,7 +126,7 @@ class TestTable1:
         row = {r["arm"]: r for r in table(done / "table1.csv")}["ibaml5"]
         run = open_run(run_of(done, "ibaml5"))
         protocol = Protocol(tasks=5, queries=3, samples=2, norm_stats="batch")
-        summary = assess(run, protocol, beside=False).main.summary()
+        summary = assess(run, protocol, also_transductive=False).main.summary()
         for metric in ("nll", "accuracy", "brier", "ece", "mce"):
             assert float(row[metric]) == pytest.approx(summary[metric].value, rel=1e-6)
             assert float(row[f"{metric} low"]) == pytest.approx(summary[metric].low, rel=1e-5)

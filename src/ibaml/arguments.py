@@ -17,7 +17,7 @@ def check_count(name: str, value: Any, least: int) -> None:
     """Refuse what is not a whole number of ``least`` or more."""
     if type(value) is not int or value < least:
         kind = f"a whole number, {least} or more"
-        raise ValueError(_refusal(name, kind, value, _meant(int, value, lambda v: v >= least)))
+        raise ValueError(_refusal(name, kind, value, _converted(int, value, lambda v: v >= least)))
 
 
 def check_counts(name: str, values: Any) -> None:
@@ -60,7 +60,7 @@ def check_number(
             if limit is not None
         ]
         kind = f"a finite number, {' and '.join(limits)}" if limits else "a finite number"
-        raise ValueError(_refusal(name, kind, value, _meant(float, value, fits)))
+        raise ValueError(_refusal(name, kind, value, _converted(float, value, fits)))
 
 
 def check_flag(name: str, value: Any, *, or_none: bool = False) -> None:
@@ -95,11 +95,11 @@ def check_part(slot: str, value: Any) -> None:
     if other == slot or (other is None and part.fits(value)):
         return
     if other is not None:
-        found = _PARTS[other]
-        said = f"{type(value).__name__}(…), which is {found.what}: it goes into {found.place}"
+        its = _PARTS[other]
+        got = f"{type(value).__name__}(…), which is {its.what}: it goes into {its.place}"
     else:
-        said = _shown(value) + (part.of_text.format(value) if isinstance(value, str) else "")
-    raise TypeError(f"{slot} must be an object such as {part.example}; got {said}")
+        got = _shown(value) + (part.of_text.format(value) if isinstance(value, str) else "")
+    raise TypeError(f"{slot} must be an object such as {part.example}; got {got}")
 
 
 def check_module(model: Any) -> None:
@@ -130,8 +130,8 @@ def _takes(arguments: int) -> Callable[[Any], bool]:
         if not callable(value):
             return False
         try:
-            found = inspect.signature(value.forward if isinstance(value, nn.Module) else value)
-            found.bind(*[None] * arguments)
+            signature = inspect.signature(value.forward if isinstance(value, nn.Module) else value)
+            signature.bind(*[None] * arguments)
         except ValueError:  # a builtin does not say
             return True
         except TypeError:
@@ -198,12 +198,14 @@ def _part_of(value: Any) -> str | None:
     return "gradient" if names[:4] == ["energy", "start", "solver", "record"] else None
 
 
-def _refusal(name: str, kind: str, value: Any, meant: int | float | None) -> str:
-    hint = "" if meant is None else f": write {int(meant) if meant == int(meant) else meant}"
+def _refusal(name: str, kind: str, value: Any, suggestion: int | float | None) -> str:
+    if suggestion is not None and suggestion == int(suggestion):
+        suggestion = int(suggestion)
+    hint = "" if suggestion is None else f": write {suggestion}"
     return f"{name} must be {kind}; got {_shown(value)}{hint}"
 
 
-def _meant(
+def _converted(
     kind: type[int] | type[float], value: Any, fits: Callable[[Any], bool]
 ) -> int | float | None:
     """The number that something else stands for: 2.0 for a whole number, a text, an array."""
@@ -211,10 +213,10 @@ def _meant(
         return None
     try:
         number = float(value)
-        meant = kind(number)
+        converted = kind(number)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
-    return meant if meant == number and fits(meant) else None
+    return converted if converted == number and fits(converted) else None
 
 
 def _shown(value: Any) -> str:

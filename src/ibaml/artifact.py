@@ -174,13 +174,13 @@ def _chosen(path: Path, name: str, content: Any) -> Any:
         content = {k: v for k, v in content.items() if k not in ("blocks", "stochastic")}
     known = {f.name: f for f in fields(kind) if f.init}
     given = {k: _chosen(path, name, v) for k, v in content.items() if k != "class"}
-    odd = [k for k in given if k not in known]
-    lacking = [
+    unexpected = [k for k in given if k not in known]
+    missing = [
         k for k, f in known.items()
         if k not in given and f.default is MISSING and f.default_factory is MISSING
     ]  # fmt: skip
-    if odd or lacking:
-        raise ArtifactError(f"{path}: {name} has odd fields ({', '.join(odd or lacking)})")
+    if unexpected or missing:
+        raise ArtifactError(f"{path}: {name} has odd fields ({', '.join(unexpected or missing)})")
     return kind(**given)
 
 
@@ -331,8 +331,8 @@ def _read(path: Path, wanted: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"this is ibaml {__version__}, which reads formats up to {FORMAT}: update ibaml"
         )
     if kind != wanted:
-        door = {"learner": "ibaml.load", "posterior": "ibaml.load_posterior"}.get(kind, "nothing")
-        raise ArtifactError(f"{path} holds a {kind}, not a {wanted}: {door} reads it")
+        reader = {"learner": "ibaml.load", "posterior": "ibaml.load_posterior"}.get(kind, "nothing")
+        raise ArtifactError(f"{path} holds a {kind}, not a {wanted}: {reader} reads it")
     try:
         tensors = load(content)
         facts = json.loads(header["facts"])

@@ -23,7 +23,7 @@ from ibaml.execution import held
 from ibaml.metastep import (
     MetaStep,
     Reads,
-    each,
+    map_tensors,
     reaches_outside,
     with_gradient,
     zero_unless_finite,
@@ -31,14 +31,14 @@ from ibaml.metastep import (
 from ibaml.solve import NewtonCG, Solver
 from ibaml.tasks import TaskBatch
 
-_WARM = 2  # calls of a kind before it is recorded: by then its kernels are chosen
-_MOST = 2  # recordings kept, each with the memory of its meta-step
+_WARM_UPS = 2  # calls of a kind before it is recorded: by then its kernels are chosen
+_MAX_RECORDINGS = 2  # recordings kept, each with the memory of its meta-step
 
 
 Work = Callable[[TaskBatch, Tensor], MetaStep]
 
 
-def waits(solver: Solver) -> bool:
+def stops_early(solver: Solver) -> bool:
     """Whether a solver looks at its numbers on the way to stop early; recorded, it takes every step
     it may take, which is cheap for a head alone."""
     return isinstance(solver, NewtonCG) or getattr(solver, "tol", None) is not None
@@ -53,11 +53,11 @@ class Captures:
 
     def __init__(self) -> None:
         self.refused: str | None = None
-        self._kept: deque[_Captured] = deque(maxlen=_MOST)
+        self._recordings: deque[_Captured] = deque(maxlen=_MAX_RECORDINGS)
         self._seen: deque[tuple[Any, ...]] = deque(maxlen=8)
 
     def __bool__(self) -> bool:
-        return bool(self._kept)
+        return bool(self._recordings)
 
     def step(
         self,
@@ -66,7 +66,7 @@ class Captures:
         choices: tuple[Any, ...],
         batch: TaskBatch,
         seed: int,
-        insist: bool,
+        required: bool,
     ) -> MetaStep | None:
         """The meta-step of the batch by replay; None where it has to be done as usual.
 
@@ -77,18 +77,18 @@ class Captures:
             insist: raise what keeps a meta-step from being recorded.
         """
         kind = (*_described(batch), *_addresses(learner), *_flags(), *choices)
-        for captured in self._kept:
+        for captured in self._recordings:
             if captured.kind == kind:
                 return captured.replay(batch, seed)
         self._seen.append(kind)
-        if self.refused is not None or self._seen.count(kind) <= _WARM:
+        if self.refused is not None or self._seen.count(kind) <= _WARM_UPS:
             return None
-        if len(self._kept) == _MOST:
-            self._kept.popleft()
+        if len(self._recordings) == _MAX_RECORDINGS:
+            self._recordings.popleft()
         try:
-            self._kept.append(_Captured(kind, learner, work, batch, seed))
+            self._recordings.append(_Captured(kind, learner, work, batch, seed))
         except RuntimeError as error:
-            if insist:
+            if required:
                 raise
             self.refused = str(error).splitlines()[0]
             warnings.warn(
@@ -98,7 +98,7 @@ class Captures:
                 stacklevel=2,
             )
             return None
-        return self._kept[-1].replay(batch, seed)
+        return self._recordings[-1].replay(batch, seed)
 
 
 class _Captured:
@@ -120,7 +120,8 @@ class _Captured:
         self._roots.copy_(task_roots(seed, batch.task_keys, self._roots.device))
         recording = self._recording
         recording.replay()
-        step: MetaStep = each(Tensor.clone, recording.step)  # the next replay writes over these
+        # the next replay writes over these
+        step: MetaStep = map_tensors(Tensor.clone, recording.step)
         return with_gradient(step, recording.flat.clone(), recording.present, self._parameters)
 
 
@@ -163,7 +164,7 @@ class Recording:
             flat = [g.reshape(-1) for g in gradients if g is not None]
             self.flat = torch.cat(flat) if flat else step.loss.new_zeros(0)
         self.present = [g is not None for g in gradients]
-        self.step: MetaStep = each(Tensor.detach, replace(step, reads=Reads()))
+        self.step: MetaStep = map_tensors(Tensor.detach, replace(step, reads=Reads()))
 
     def replay(self) -> None:
         """Do it again, on what the batch, the roots and the parameters hold now."""

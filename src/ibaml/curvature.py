@@ -77,7 +77,7 @@ class Linearization(Protocol):
     def product(self, p: Tensor) -> Tensor:
         """H p, per task."""
 
-    def enter(self, b: Tensor) -> Tensor:
+    def to_coordinates(self, b: Tensor) -> Tensor:
         """A gradient in v, in the coordinates H is written in."""
 
     def pull_back(self, u: Tensor) -> list[Tensor | None]:
@@ -142,19 +142,19 @@ class _Hessian:
             c = self.curvature(p)
         return c + (self.choice.damping * p if self.damped is None else self.damped.product(p))
 
-    def enter(self, b: Tensor) -> Tensor:
+    def to_coordinates(self, b: Tensor) -> Tensor:
         return b
 
     def pull_back(self, u: Tensor) -> list[Tensor | None]:
         """The loss's part by the graph of its gradient, the penalty's as the energy gives it."""
-        open_ = [i for i in self.wanted if i not in self.energy.penalized]
+        in_loss = [i for i in self.wanted if i not in self.energy.penalized]
         gradients: dict[int, Tensor | None] = {}
-        if open_ and self.gradient.requires_grad:
-            leaves = [self.leaves[i] for i in open_]
+        if in_loss and self.gradient.requires_grad:
+            leaves = [self.leaves[i] for i in in_loss]
             products = torch.autograd.grad(
                 self.gradient, leaves, -u, retain_graph=True, allow_unused=True
             )
-            gradients = dict(zip(open_, products, strict=True))
+            gradients = dict(zip(in_loss, products, strict=True))
         scale = 1 + self.choice.damping
         for i, g in self._penalty_gradient(u).items():
             loss_part = gradients.get(i)
@@ -193,9 +193,9 @@ class _GaussNewton(_Hessian):
         return vector_product(self.outputs, self.v, self.output_gradient.detach())
 
     def curvature(self, p: Tensor) -> Tensor:
-        moved = vector_product(self.transposed, self.cotangent, p)
-        bent = vector_product(self.output_gradient, self.point, moved)
-        return vector_product(self.outputs, self.v, bent)
+        output_change = vector_product(self.transposed, self.cotangent, p)
+        output_cotangent = vector_product(self.output_gradient, self.point, output_change)
+        return vector_product(self.outputs, self.v, output_cotangent)
 
 
 class _Lemma(_Hessian):
@@ -223,7 +223,7 @@ class _Lemma(_Hessian):
         solved = tau + 2 * self.var_gradient / self.kappa  # 1/d_t at a stationary point
         return DiagonalPrecision(self.kappa * torch.cat([tau, solved.square() / 2], -1))
 
-    def enter(self, b: Tensor) -> Tensor:
+    def to_coordinates(self, b: Tensor) -> Tensor:
         b_m, b_rho = b.chunk(2, -1)
         return torch.cat([b_m, b_rho * (-self.log_var).exp()], -1)
 
@@ -237,4 +237,5 @@ class _Lemma(_Hessian):
         # what is neither m nor ρ (a learned β) has nothing substituted: back in (m, ρ)
         v = torch.cat([self.v.detach().chunk(2, -1)[0], self.log_var], -1)
         rest = [i for i in self.wanted if i > 1]
-        return {0: g_m.sum(0), 1: g_rho.sum(0)} | energy.penalty_gradient(v, self.enter(u), rest)
+        others = energy.penalty_gradient(v, self.to_coordinates(u), rest)
+        return {0: g_m.sum(0), 1: g_rho.sum(0)} | others

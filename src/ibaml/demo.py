@@ -71,7 +71,7 @@ def judge(run: Run, out: Path, tasks: int, on_progress: Callable[[str, int], Non
     """Test the trained learner, its untrained prior and nearest centroids on the same new tasks."""
     protocol = Protocol(tasks=tasks)
     assessment = assess(
-        run, protocol, beside=False, on_progress=lambda _, done: on_progress(OURS, done)
+        run, protocol, also_transductive=False, on_progress=lambda _, done: on_progress(OURS, done)
     )
     source = open_test(run, protocol)
     assert isinstance(source, EpisodeTasks)

@@ -29,17 +29,17 @@ class Diagnostics:
     blocks: Mapping[str, slice]  # where each block of a solution lies
     keys: tuple[int, ...]
 
-    def as_it_is_now(self) -> Diagnostics:
+    def snapshot(self) -> Diagnostics:
         """A record of its own, which a later backward pass does not add to. The copies are made on
         the device, without waiting for it."""
         step = self.step
         rebuilt = step.rebuilt
         if rebuilt is not None:
             rebuilt = (replace(rebuilt[0]), rebuilt[1])
-        still = replace(
+        copied_step = replace(
             step, left_out=step.left_out.clone(), record=replace(step.record), rebuilt=rebuilt
         )
-        return replace(self, step=still)
+        return replace(self, step=copied_step)
 
     @property
     def left_out(self) -> Tensor:
@@ -130,8 +130,8 @@ class Diagnostics:
             row += [f"{n[t]:.2e}" for n in norms.values()]
             row += [str(int(self.steps[t])), self.reason[t].sentence]
             if residual is not None and steps is not None and reasons is not None:
-                said = reasons[t].sentence + (", unsolved" if residual[t] > UNSOLVED else "")
-                row += [str(int(steps[t])), f"{residual[t]:.2e}", said]
+                outcome = reasons[t].sentence + (", unsolved" if residual[t] > UNSOLVED else "")
+                row += [str(int(steps[t])), f"{residual[t]:.2e}", outcome]
             rows.append(row)
         widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
         return "\n".join(

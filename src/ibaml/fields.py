@@ -90,8 +90,8 @@ class Setting:
     def checked(self, value: Any) -> Any:
         """The value, if it has the right kind and range. Several may be one text with commas."""
         value = self._several(value) if self.several else self._one(value)
-        if self.check is not None and (said := self.check(value)):
-            raise SettingsError(f"{self.name} {said}, got {value!r}")
+        if self.check is not None and (problem := self.check(value)):
+            raise SettingsError(f"{self.name} {problem}, got {value!r}")
         return value
 
     def read(self, text: str) -> Any:
@@ -117,9 +117,9 @@ class Setting:
         if (
             isinstance(value, int | float)
             and self.kind is not bool
-            and (said := self._out_of_range(value))
+            and (bound := self._out_of_range(value))
         ):
-            raise SettingsError(f"{self.name} must be {said}, got {value}")
+            raise SettingsError(f"{self.name} must be {bound}, got {value}")
         return value
 
     def _several(self, value: Any) -> tuple[Any, ...]:
@@ -167,8 +167,8 @@ class Setting:
             ("of {:g} or more", self.least), ("above {:g}", self.above),
             ("of {:.10g} or less", self.most), ("below {:g}", self.below),
         )  # fmt: skip
-        said = [words.format(bound) for words, bound in bounds if bound is not None]
-        return f" {' and '.join(said)}" if said else ""
+        phrases = [words.format(bound) for words, bound in bounds if bound is not None]
+        return f" {' and '.join(phrases)}" if phrases else ""
 
     def _not_of_its_kind(self, value: Any) -> SettingsError:
         return SettingsError(f"{self.name} must be {_KINDS[self.kind]}, got {value!r}")

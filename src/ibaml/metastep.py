@@ -109,11 +109,11 @@ class _Known(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("a replayed loss cannot be differentiated twice: use capture=False")
         (flat,) = ctx.saved_tensors
-        shapes = [s for (s, _), here in zip(ctx.like, ctx.present, strict=True) if here]
+        shapes = [s for (s, _), is_present in zip(ctx.like, ctx.present, strict=True) if is_present]
         parts = iter((flat * upstream).split([math.prod(s) for s in shapes]))
         gradients = [
-            next(parts).view(shape).to(dtype) if here else None
-            for (shape, dtype), here in zip(ctx.like, ctx.present, strict=True)
+            next(parts).view(shape).to(dtype) if is_present else None
+            for (shape, dtype), is_present in zip(ctx.like, ctx.present, strict=True)
         ]
         return None, None, None, *gradients
 
@@ -154,22 +154,22 @@ class _Guarded(torch.autograd.Function):
                 "backward through the same loss a second time: the first needs retain_graph=True"
             )
         step, repair = ctx.step, ctx.repair
-        wanted = [i for i, need in enumerate(ctx.needs_input_grad[2:]) if need]
-        twice = torch.is_grad_enabled()
-        keep = twice or torch._C._autograd._get_current_graph_task_keep_graph()
+        positions = [i for i, need in enumerate(ctx.needs_input_grad[2:]) if need]
+        create_graph = torch.is_grad_enabled()
+        keep = create_graph or torch._C._autograd._get_current_graph_task_keep_graph()
 
         def gradient(of: MetaStep, keep: bool = False) -> tuple[Tensor | None, ...]:
-            inner = [of.reads.inner[i] for i in wanted]
+            inner = [of.reads.inner[i] for i in positions]
             return torch.autograd.grad(
-                of.loss, inner, upstream, retain_graph=keep, create_graph=twice, allow_unused=True
+                of.loss, inner, upstream, keep, create_graph, allow_unused=True
             )
 
-        def well_without_scale() -> bool:
+        def finite_without_scale() -> bool:
             """Whether the gradient alone is sound: a loss scale (amp) may be all that is not."""
             assert repair is not None
             whole = repair.without(torch.zeros(repair.tasks, dtype=torch.bool))
             assert whole is not None
-            inner = [whole.reads.inner[i] for i in wanted]
+            inner = [whole.reads.inner[i] for i in positions]
             return _all_finite(whole, torch.autograd.grad(whole.loss, inner, allow_unused=True))
 
         gradients = gradient(step, keep)
@@ -179,7 +179,7 @@ class _Guarded(torch.autograd.Function):
         elif not _all_finite(step, gradients):
             with torch.enable_grad():
                 scaled = not bool((upstream == 1).all())
-                if not (scaled and well_without_scale()):
+                if not (scaled and finite_without_scale()):
                     alone = (repair.alone(t) for t in range(repair.tasks))
                     bad_tasks = [not _all_finite(one, gradient(one)) for one in alone]
                     again = repair.without(torch.tensor(bad_tasks))
@@ -189,7 +189,7 @@ class _Guarded(torch.autograd.Function):
                         gradients = tuple(
                             None if g is None else torch.zeros_like(g) for g in gradients
                         )
-        given = dict(zip(wanted, gradients, strict=True))
+        given = dict(zip(positions, gradients, strict=True))
         if not keep:  # a loss that somebody keeps does not keep its tasks
             ctx.step = ctx.repair = None
         return None, None, *(given.get(i) for i in range(len(step.reads.outer)))
@@ -231,18 +231,18 @@ def _unsolved(like: LinearSolution, tasks: int) -> LinearSolution:
     )
 
 
-def each(change: Callable[[Tensor], Tensor], structure: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Tensor], structure: Any) -> Any:
     """The same structure with every tensor changed."""
     if isinstance(structure, Tensor):
         return change(structure)
     if is_dataclass(structure) and not isinstance(structure, type):
         return type(structure)(
-            **{f.name: each(change, getattr(structure, f.name)) for f in fields(structure)}
+            **{f.name: map_tensors(change, getattr(structure, f.name)) for f in fields(structure)}
         )
     if isinstance(structure, dict):
-        return {key: each(change, value) for key, value in structure.items()}
+        return {key: map_tensors(change, value) for key, value in structure.items()}
     if isinstance(structure, list | tuple):
-        return type(structure)(each(change, value) for value in structure)
+        return type(structure)(map_tensors(change, value) for value in structure)
     return structure
 
 

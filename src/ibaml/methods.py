@@ -203,7 +203,7 @@ def _make(
         method,
         head=isinstance(options.get("adapt"), str) and options["adapt"] == "head",
         regression=isinstance(options.get("likelihood"), Gaussian),
-        given=_what_matters(options),
+        given=_settings_given(options),
     )
     options["solver"] = _solver(options, values)
     belief = options.pop("belief", belief)
@@ -223,7 +223,7 @@ def _make(
     return learner
 
 
-def _what_matters(options: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_given(options: Mapping[str, Any]) -> dict[str, Any]:
     """What the recommended values of other settings depend on."""
     settings: dict[str, Any] = {"inner_lr": options.get("lr")}
     if isinstance(options.get("solver"), str):
@@ -277,9 +277,9 @@ def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRul
     named = [n for n in ("cg_steps", "curvature", "damping", "block") if n in options]
     if options.get("gradient") is not None:
         if named:
-            belong = "belongs" if len(named) == 1 else "belong"
+            verb = "belongs" if len(named) == 1 else "belong"
             raise ValueError(
-                f"{' and '.join(named)} {belong} to the implicit rule, and a gradient rule was "
+                f"{' and '.join(named)} {verb} to the implicit rule, and a gradient rule was "
                 "given: choose it there, in gradient=Implicit(…), or leave gradient out"
             )
         return None

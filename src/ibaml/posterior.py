@@ -83,8 +83,8 @@ class Posteriors:
     def _about_weights(self) -> str:
         """The kind of belief and which weights it is about, for a person to read."""
         energy = self._energy
-        said = f"{type(energy.belief).__name__} over {energy.layout.size} weights"
-        parts = [f"{said} ({_few(energy.layout.names)})"]
+        belief = f"{type(energy.belief).__name__} over {energy.layout.size} weights"
+        parts = [f"{belief} ({_few(energy.layout.names)})"]
         if "support" in self.norm_stats.values():
             parts.append("holds its support examples")
         if self.solution is not None and (count := int(self.solution.diverged.sum())):

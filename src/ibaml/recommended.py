@@ -105,10 +105,10 @@ def recommend(
     check_word("method", method, METHODS)
     check_module(model)
     if data is not None and not isinstance(data, Dataset) and not hasattr(data, "batches"):
-        got = f"ibaml.tasks.open_data({data!r})" if isinstance(data, str) else "EpisodeTasks(…)"
+        remedy = f"ibaml.tasks.open_data({data!r})" if isinstance(data, str) else "EpisodeTasks(…)"
         raise TypeError(
             "data must be a dataset or a source of tasks, such as ibaml.tasks.glyphs(); got "
-            f"{type(data).__name__}: write {got}"
+            f"{type(data).__name__}: write {remedy}"
         )
     if isinstance(data, Dataset | EpisodeTasks):
         return {"likelihood": Categorical(recommended_temperature(method, model, data))}
@@ -130,9 +130,9 @@ def recommended_temperature(
     """
     dataset, ways = (data.data, data.ways) if isinstance(data, EpisodeTasks) else (data, 2)
     turns = 4 if isinstance(data, EpisodeTasks) and data.rotations else 1
-    train = turns * len(dataset.splits.get("train", ()))
-    normed = any(isinstance(m, _NORMS) for m in model.modules())
-    learned = train >= MANY_CLASSES and normed and method != "reptile"
+    train_classes = turns * len(dataset.splits.get("train", ()))
+    has_norm = any(isinstance(m, _NORMS) for m in model.modules())
+    learned = train_classes >= MANY_CLASSES and has_norm and method != "reptile"
     fitted = len(dataset.splits.get("val", ())) >= ways
     return "learned" if learned else "fitted" if fitted else 1.0
 

@@ -133,7 +133,7 @@ def _gauss_newton_quotient(energy: TaskEnergy, v: Tensor, u: Tensor, step: float
     v = v.detach().clone().requires_grad_()
     outputs = energy.outputs(v)
     with torch.no_grad():
-        moved = (energy.outputs(v + step * u) - energy.outputs(v - step * u)) / (2 * step)
+        output_change = (energy.outputs(v + step * u) - energy.outputs(v - step * u)) / (2 * step)
     if not outputs.requires_grad:
         return torch.zeros_like(v)
 
@@ -142,8 +142,9 @@ def _gauss_newton_quotient(energy: TaskEnergy, v: Tensor, u: Tensor, step: float
         (gradient,) = torch.autograd.grad(energy.output_loss(point).sum(), point)
         return gradient
 
-    bent = (slope(outputs + step * moved) - slope(outputs - step * moved)) / (2 * step)
-    (gradient,) = torch.autograd.grad(outputs, v, bent, allow_unused=True)
+    ahead, behind = (slope(outputs + sign * step * output_change) for sign in (1, -1))
+    gradient_change = (ahead - behind) / (2 * step)
+    (gradient,) = torch.autograd.grad(outputs, v, gradient_change, allow_unused=True)
     return torch.zeros_like(v) if gradient is None else gradient
 
 

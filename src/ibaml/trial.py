@@ -26,18 +26,18 @@ def settle(
     on what was set aside and why, empty where nothing was."""
     plain = chosen.plain()
     set_aside = ""
-    for way in (chosen, chosen.looped(), plain):
-        if way == plain and execution in ("auto", "loop"):
-            return way, set_aside
+    for runner in (chosen, chosen.looped(), plain):
+        if runner == plain and execution in ("auto", "loop"):
+            return runner, set_aside
         reason = "its outputs or derivatives differ from the loop's"
         try:
-            if agrees_with_loop(replace(energy, run=way), start):
-                return way, set_aside
+            if agrees_with_loop(replace(energy, run=runner), start):
+                return runner, set_aside
         except Unfoldable as error:
             reason = f"there is no rule for {error}"
         except Exception as error:  # the loop ran, so it is the way's
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-        set_aside = set_aside or f"{way.strategy}: {reason}"
+        set_aside = set_aside or f"{runner.strategy}: {reason}"
         if execution != "auto":
             break
     raise ValueError(
@@ -64,22 +64,22 @@ def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
         return True
     # a device's convolutions may round to 10 bits, bfloat16 to 8, and derivatives amplify that
     if energy.run.precision is not None:
-        share, sloped = 0.1, 0.5
+        share, slope_share = 0.1, 0.5
     elif v.dtype == torch.float64:
-        share, sloped = 1e-3, 1e-5
+        share, slope_share = 1e-3, 1e-5
     else:
-        share, sloped = (2e-2, 0.3) if v.is_cuda else (1e-3, 3e-2)
+        share, slope_share = (2e-2, 0.3) if v.is_cuda else (1e-3, 3e-2)
     scale = share * (outputs.abs().amax().nan_to_num() + 1e-6)
-    near = ((fast - outputs).abs() <= scale).logical_or(outputs.isnan())
-    if not bool(near.all()):
+    close = ((fast - outputs).abs() <= scale).logical_or(outputs.isnan())
+    if not bool(close.all()):
         return False
-    most = max((float(g.norm()) for g in slopes), default=0.0)
-    if not math.isfinite(most):
+    floor = 1e-3 * max((float(g.norm()) for g in slopes), default=0.0)
+    if not math.isfinite(floor):
         return True
     # of a derivative that is zero (a bias before batch norm) the loop has its rounding alone
     rounding = _rounding(loop, away, outputs, slopes, scale)
     return all(
-        float((a - b).norm()) <= sloped * (float(b.norm()) + 1e-3 * most) + _ROUNDING * error
+        float((a - b).norm()) <= slope_share * (float(b.norm()) + floor) + _ROUNDING * error
         for a, b, error in zip(fast_slopes, slopes, rounding, strict=True)
     )
 
@@ -109,8 +109,9 @@ def _outputs_and_slopes(energy: TaskEnergy, v: Tensor) -> tuple[Tensor, list[Ten
         theta = [t.detach().requires_grad_() for t in energy.theta]
         outputs = energy.bind(tuple(theta)).outputs(v)
         wave = torch.arange(outputs.numel(), device=v.device, dtype=outputs.dtype).cos()
-        wanted = (v, *theta)
+        tensors = (v, *theta)
         if not outputs.requires_grad:
-            return outputs, [torch.zeros_like(t) for t in wanted]
-        slopes = torch.autograd.grad(outputs, wanted, wave.view_as(outputs), materialize_grads=True)
+            return outputs, [torch.zeros_like(t) for t in tensors]
+        wave = wave.view_as(outputs)
+        slopes = torch.autograd.grad(outputs, tensors, wave, materialize_grads=True)
     return outputs.detach(), [*(slopes[0][:, a:b] for _, a, b in energy.slots), *slopes[1:]]

@@ -40,7 +40,7 @@ def assess(
     run: Run,
     protocol: Protocol,
     *,
-    beside: bool = True,
+    also_transductive: bool = True,
     on_progress: OnProgress | None = None,
     progress: Progress | None = None,
 ) -> Assessment:
@@ -52,7 +52,12 @@ def assess(
     source = open_test(run, protocol, progress)
     learner, step = load_run(run, protocol.which, pick_device(protocol.device))
     return assess_learner(
-        learner, source, protocol, step=step, beside=beside, on_progress=on_progress
+        learner,
+        source,
+        protocol,
+        step=step,
+        also_transductive=also_transductive,
+        on_progress=on_progress,
     )
 
 
@@ -62,7 +67,7 @@ def assess_learner(
     protocol: Protocol,
     *,
     step: int = 0,
-    beside: bool = True,
+    also_transductive: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Assessment:
     """Judge any learner on the tasks of the protocol."""
@@ -70,7 +75,7 @@ def assess_learner(
         solver = replace(cast(Any, learner.solver), steps=protocol.steps)
         learner = learner.replace(solver=solver)
     scores, diverged = {}, {}
-    for name, norm_stats in norm_protocols(learner, protocol.norm_stats, beside).items():
+    for name, norm_stats in norm_protocols(learner, protocol.norm_stats, also_transductive).items():
         report = (
             (lambda done, name=name: on_progress(name, done)) if on_progress is not None else None
         )
@@ -91,7 +96,7 @@ def assess_learner(
 
 
 def norm_protocols(
-    learner: MetaLearner, asked: str | None, beside: bool
+    learner: MetaLearner, asked: str | None, also_transductive: bool
 ) -> dict[str, NormStats | None]:
     """The batch-norm protocols to judge with, by name; without batch norm a single one with an
     empty name."""
@@ -101,9 +106,9 @@ def norm_protocols(
         return {"": None}
 
     def name(kinds: Sequence[str]) -> str:
-        way = "transductive" if "batch" in kinds else "inductive"
-        return f"{' and '.join(kinds)} ({way})"
+        protocol = "transductive" if "batch" in kinds else "inductive"
+        return f"{' and '.join(kinds)} ({protocol})"
 
-    if chosen is not None or not beside:
+    if chosen is not None or not also_transductive:
         return {name(kinds): chosen}
     return {name(kinds): None, name(["batch"]): "batch"}

@@ -43,7 +43,7 @@ def draw_predictions(
     """An episode with the learner's predictions for its queries (four of each class)."""
     episodes = source.episodes(split)
     batch = episodes.batch([key])
-    said = learner.adapt_all(batch).predict_proba(batch.query_x)[0].cpu()
+    probabilities = learner.adapt_all(batch).predict_proba(batch.query_x)[0].cpu()
     plain = replace(episodes, normalize=False, device="cpu").batch([key])
     rows, _ = episodes.draw(key)
     names = [source.data.classes[source.data.labels[r[0]]] for r in rows]
@@ -55,7 +55,7 @@ def draw_predictions(
         names,
         path,
         f"{source.name}, a new task: {episodes.ways} classes, {episodes.shots} example(s) each",
-        said.unflatten(0, split_up)[:, :shown],
+        probabilities.unflatten(0, split_up)[:, :shown],
     )
 
 

@@ -55,8 +55,8 @@ def evaluate(
         found_run = open_run(run)
         folder = out or run / "evaluation"
         folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the end
-        with decoding() as decoded, counting(protocol.tasks) as count:
-            judged = assess(found_run, protocol, on_progress=count, progress=decoded)
+        with decoding() as on_decoded, counting(protocol.tasks) as count:
+            judged = assess(found_run, protocol, on_progress=count, progress=on_decoded)
         facts = {"run": str(run), "protocol": vars(protocol), "data": judged.source.name}
         files = write_assessment(judged, folder, facts, protocol.split)
     title = f"{found_run.settings.method} on {judged.source.name}, {_tasks(protocol, judged.main)}"
@@ -92,8 +92,10 @@ def compare(
         out.mkdir(parents=True, exist_ok=True)
         scores = {}
         for name, run in opened.items():
-            with decoding() as decoded, counting(protocol.tasks, name) as count:
-                judged = assess(run, protocol, beside=False, on_progress=count, progress=decoded)
+            with decoding() as on_decoded, counting(protocol.tasks, name) as count:
+                judged = assess(
+                    run, protocol, also_transductive=False, on_progress=count, progress=on_decoded
+                )
                 scores[name], target = judged.main, judged.source.target
         title = f"{_tasks(protocol, judged.main)}, the same for all"
         files = write_comparison(scores, out, {"protocol": vars(protocol)}, title, target)

@@ -60,10 +60,10 @@ def _train(
 ) -> None:
     from ibaml import training
     from ibaml.cli.data import decoding
-    from ibaml.training.processes import who_am_i
+    from ibaml.training.processes import this_process
 
     named = {name: value for name, value in given.items() if value is not None}
-    first = who_am_i().first
+    first = this_process().first
 
     def watchers(run: training.Run, learner: Any) -> list[training.Watcher]:
         second = "rmse" if run.settings.regression else "accuracy"
@@ -87,7 +87,7 @@ def _train(
                 )
         else:
             settings = resolve({**(read_toml(config) if config else {}), **named})
-            if out is None and who_am_i().world > 1:
+            if out is None and this_process().world > 1:
                 raise SettingsError("--out: name the run folder when several processes train")
             folder = out if out is not None else free_folder(settings)
             with decoding() as progress:

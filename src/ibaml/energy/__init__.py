@@ -13,7 +13,7 @@ from ibaml.energy.noise import draw_noise as draw_noise
 from ibaml.energy.noise import task_roots as task_roots
 from ibaml.energy.plain import PlainEnergy as PlainEnergy
 from ibaml.energy.plain import Structure as Structure
-from ibaml.energy.task import TaskEnergy, Theta
+from ibaml.energy.task import MetaParameters, TaskEnergy
 
 # the others are for other rooms, not public (docs/api.md)
 __all__ = [
@@ -21,9 +21,9 @@ __all__ = [
     "Energy",
     "Gaussian",
     "Likelihood",
+    "MetaParameters",
     "NllFunction",
     "NoiseKind",
     "TaskEnergy",
-    "Theta",
     "detached",
 ]

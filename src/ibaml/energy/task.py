@@ -21,7 +21,7 @@ from ibaml.weights import Belief, Layout, Precision, Prior, Slot
 
 
 @dataclass(frozen=True)
-class Theta:
+class MetaParameters:
     """Everything meta-learned that the energy depends on, and what only predictions read.
     ``log_beta`` is log β where it is learned."""
 
@@ -35,10 +35,10 @@ class Theta:
         beta = () if self.log_beta is None else (self.log_beta,)
         return (*self.prior, *self.shared.values(), *self.likelihood.values(), *beta)
 
-    def replace(self, tensors: tuple[Tensor, ...]) -> Theta:
+    def replace(self, tensors: tuple[Tensor, ...]) -> MetaParameters:
         last = len(tensors) - (self.log_beta is not None)
         n, k = len(self.prior), len(self.shared)
-        return Theta(
+        return MetaParameters(
             prior=tensors[:n],
             shared=dict(zip(self.shared, tensors[n : n + k], strict=True)),
             likelihood=dict(zip(self.likelihood, tensors[n + k : last], strict=True)),
@@ -64,7 +64,7 @@ class TaskEnergy:
     belief: Belief
     layout: Layout
     likelihood: Likelihood
-    meta: Theta
+    meta: MetaParameters
     constants: Mapping[str, Tensor | None]
     x: Tensor
     y: Tensor
@@ -72,7 +72,7 @@ class TaskEnergy:
     weight: float | Tensor
     redraw: Callable[[int], Tensor] | None = None
     predicts: bool = False
-    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def theta(self) -> tuple[Tensor, ...]:
@@ -104,7 +104,7 @@ class TaskEnergy:
         if self.redraw is None:
             return self
         again = replace(self, noise=self.redraw(step))
-        again._kept.update(self._kept)  # other noise, same features
+        again._cache.update(self._cache)  # other noise, same features
         return again
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -126,10 +126,10 @@ class TaskEnergy:
         """What an adapted head reads. It is the same at every v, so it is computed once (again
         where gradients are wanted that the first pass did not record)."""
         recorded = torch.is_grad_enabled()
-        if "features" not in self._kept or (recorded and not self._kept["recorded"]):
-            self._kept["features"] = self.run.features(self.model, constants, self.x)
-            self._kept["recorded"] = recorded
-        return self._kept["features"]
+        if "features" not in self._cache or (recorded and not self._cache["recorded"]):
+            self._cache["features"] = self.run.features(self.model, constants, self.x)
+            self._cache["recorded"] = recorded
+        return self._cache["features"]
 
     def nll(self, outputs: Tensor) -> Tensor:
         """nll of every sample and example, (T, S, N)."""
@@ -163,10 +163,10 @@ class TaskEnergy:
     def penalty_gradient(self, v: Tensor, u: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:
         """By the belief's closed form where it has one, else by autograd."""
         theta = tuple(t.detach() for t in self.theta)
-        still = self.bind(theta)
-        closed = self.belief.prior_product(v.detach(), still.meta.prior, u)
-        found = {i: still.kappa * g for i, g in enumerate(closed or ()) if i in wanted}
-        rest = [i for i in wanted if i in self.penalized and i not in found]
+        energy = self.bind(theta)
+        closed = self.belief.prior_product(v.detach(), energy.meta.prior, u)
+        gradients = {i: energy.kappa * g for i, g in enumerate(closed or ()) if i in wanted}
+        rest = [i for i in wanted if i in self.penalized and i not in gradients]
         if rest and self.belief.has_prior:
             with torch.enable_grad():
                 point = v.detach().requires_grad_()
@@ -175,5 +175,5 @@ class TaskEnergy:
                 penalty = self.bind(bound).penalty(point).sum()
                 (slope,) = torch.autograd.grad(penalty, point, create_graph=True)
             products = torch.autograd.grad(slope, list(leaves.values()), -u, allow_unused=True)
-            found |= {i: g for i, g in zip(rest, products, strict=True) if g is not None}
-        return found
+            gradients |= {i: g for i, g in zip(rest, products, strict=True) if g is not None}
+        return gradients

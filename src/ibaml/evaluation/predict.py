@@ -54,10 +54,8 @@ def score_tasks(
             posteriors = learner.adapt_all(group, norm_stats=norm_stats)
             parts.append(score_posteriors(posteriors, group, samples))
             if diverged is not None and posteriors.solution is not None:
-                has_diverged = posteriors.solution.diverged.tolist()
-                diverged += [
-                    key for key, out in zip(group.task_keys, has_diverged, strict=True) if out
-                ]
+                flags = posteriors.solution.diverged.tolist()
+                diverged += [k for k, flag in zip(group.task_keys, flags, strict=True) if flag]
         done += len(chunk)
         if progress is not None:
             progress(done)
@@ -92,18 +90,18 @@ def fit_temperature(
             "this learner's temperature is not fitted: make it with "
             'likelihood=Categorical("fitted")'
         )
-    seen: list[tuple[TaskBatch, Tensor]] = []
+    predicted: list[tuple[TaskBatch, Tensor]] = []
     for begin in range(0, len(keys), batch):
         for group in tasks.batches(split, keys[begin : begin + batch]):
             posteriors = learner.adapt_all(group)
-            seen.append((group, posteriors.outputs(group.query_x, samples)))
-    sharp = float(likelihood.log_temperature.exp())
+            predicted.append((group, posteriors.outputs(group.query_x, samples)))
+    temperature = float(likelihood.log_temperature.exp())
     # values that are not finite are refused below, when no process waits for this one any more
-    logits = [outputs.nan_to_num() * sharp for _, outputs in seen]
-    fit = fit_log_temperature(logits, [group.query_y for group, _ in seen], add_up)
+    logits = [outputs.nan_to_num() * temperature for _, outputs in predicted]
+    fit = fit_log_temperature(logits, [group.query_y for group, _ in predicted], add_up)
     likelihood.log_fit.fill_(fit)
     parts: list[Scores] = []
-    for group, outputs in seen:
+    for group, outputs in predicted:
         rows = likelihood.probabilities(outputs.flatten(0, 2))
         probabilities = rows.view_as(outputs).mean(1)
         _finite(probabilities, group)

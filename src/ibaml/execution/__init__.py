@@ -2,6 +2,7 @@
 
 from ibaml.execution.choice import choose
 from ibaml.execution.fold_rules import Unfoldable
+from ibaml.execution.locks import held, training
 from ibaml.execution.norm import (
     Buffers,
     Moments,
@@ -15,7 +16,6 @@ from ibaml.execution.norm import (
 )
 from ibaml.execution.runner import Runner
 from ibaml.execution.strategy import Strategy
-from ibaml.execution.turn import held, training
 from ibaml.words import EXECUTIONS, NORM_STATS, Execution, NormStats, Precision
 
 __all__ = [

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from ibaml.execution.native import is_native
+from ibaml.execution.needed import needed_gradients
 from ibaml.execution.twice import last_derivative
-from ibaml.execution.wanted import wanted
 
 OFF = 4  # the place of a window whose maximum ReLU switches off
 
@@ -41,7 +41,7 @@ def norm_relu_pool(
     return y, (mean, (s.square().reciprocal() - eps).clamp(min=0))
 
 
-class Kept(NamedTuple):
+class Saved(NamedTuple):
     """What the forward pass leaves: the channel's statistics and weight, and for every window the
     place of its maximum (0 … 3, or OFF) and the input there."""
 
@@ -65,32 +65,32 @@ class _Block(torch.autograd.Function):
         passes = passes_for(x)
         mean, s = passes.statistics(x, eps)
         y, place, chosen = passes.choose(x, weight, bias, mean, s)
-        ctx.save_for_backward(*Kept(x, weight, mean, s, place, chosen))
+        ctx.save_for_backward(*Saved(x, weight, mean, s, place, chosen))
         ctx.mark_non_differentiable(mean, s)
         return y, mean, s
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        kept = Kept(*ctx.saved_tensors)
+        saved = Saved(*ctx.saved_tensors)
         g = g.contiguous()
-        gradients = _Back.apply(g, *kept) if torch.is_grad_enabled() else _backward(g, kept)
+        gradients = _Back.apply(g, *saved) if torch.is_grad_enabled() else _backward(g, saved)
         return *gradients, None
 
 
-def _backward(g: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(g: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
     """(∂x, ∂w, ∂b)"""
-    passes = passes_for(kept.x)
-    sum_g, sum_gx = passes.pooled_sums(g, kept)
-    return passes.first(g, kept, sum_g, sum_gx), sum_gx, sum_g
+    passes = passes_for(saved.x)
+    sum_g, sum_gx = passes.pooled_sums(g, saved)
+    return passes.first(g, saved, sum_g, sum_gx), sum_gx, sum_g
 
 
 class _Back(torch.autograd.Function):
     """(∂x, ∂w, ∂b) as a function of g, x and w."""
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gradients = _backward(g, Kept(*kept))
-        ctx.save_for_backward(g, *kept, gradients[1], gradients[2])
+    def forward(ctx: Any, g: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gradients = _backward(g, Saved(*saved))
+        ctx.save_for_backward(g, *saved, gradients[1], gradients[2])
         ctx.set_materialize_grads(False)
         return gradients
 
@@ -99,22 +99,22 @@ class _Back(torch.autograd.Function):
     def backward(
         ctx: Any, p: Tensor | None, q: Tensor | None, r: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        g, *saved, sum_gx, sum_g = ctx.saved_tensors
-        kept = Kept(*saved)
-        need_g, need_x, need_w = wanted(ctx, 3)
+        g, *rest, sum_gx, sum_g = ctx.saved_tensors
+        saved = Saved(*rest)
+        need_g, need_x, need_w = needed_gradients(ctx, 3)
         zero = torch.zeros_like(sum_g)
         q, r = (zero if t is None else t.contiguous() for t in (q, r))
-        p = torch.zeros_like(kept.x) if p is None else p.contiguous()
-        passes = passes_for(kept.x)
-        sum_p, sum_px, sum_pg, there = passes.full_sums(p, g, kept)
-        to_g = passes.to_pooled(there, kept, sum_p, sum_px, q, r) if need_g else None
+        p = torch.zeros_like(saved.x) if p is None else p.contiguous()
+        passes = passes_for(saved.x)
+        sum_p, sum_px, sum_pg, at_maxima = passes.full_sums(p, g, saved)
+        to_g = passes.to_pooled(at_maxima, saved, sum_p, sum_px, q, r) if need_g else None
         to_x = to_w = None
         if need_x or need_w:
-            k = (sum_pg - (sum_p * sum_g + sum_px * sum_gx) / kept.values) / kept.values
+            k = (sum_pg - (sum_p * sum_g + sum_px * sum_gx) / saved.values) / saved.values
             if need_x:
-                to_x = passes.second(p, g, kept, sum_g, sum_gx, sum_p, sum_px, k, q)
+                to_x = passes.second(p, g, saved, sum_g, sum_gx, sum_p, sum_px, k, q)
             if need_w:
-                to_w = kept.values * kept.s * k
+                to_w = saved.values * saved.s * k
         return to_g, to_x, to_w, None, None, None, None
 
 
@@ -139,51 +139,51 @@ class Plain:
         return best.relu().to(x.dtype), place, chosen
 
     @staticmethod
-    def pooled_sums(g: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
+    def pooled_sums(g: Tensor, saved: Saved) -> tuple[Tensor, Tensor]:
         """Σĝ and Σĝ·x̂."""
-        g = torch.where(kept.place < OFF, g, 0).to(kept.mean.dtype)
-        normal = (kept.chosen - _wide(kept.mean, g)) * _wide(kept.s, g)
+        g = torch.where(saved.place < OFF, g, 0).to(saved.mean.dtype)
+        normal = (saved.chosen - _wide(saved.mean, g)) * _wide(saved.s, g)
         return g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))
 
     @staticmethod
-    def first(g: Tensor, kept: Kept, sum_g: Tensor, sum_gx: Tensor) -> Tensor:
+    def first(g: Tensor, saved: Saved, sum_g: Tensor, sum_gx: Tensor) -> Tensor:
         """∂x"""
-        x, n = kept.x, kept.values
-        normal = (x - _wide(kept.mean, x)) * _wide(kept.s, x)
-        spread = _spread(g, kept)
+        x, n = saved.x, saved.values
+        normal = (x - _wide(saved.mean, x)) * _wide(saved.s, x)
+        spread = _spread(g, saved)
         inner = spread - _wide(sum_g / n, x) - normal * _wide(sum_gx / n, x)
-        return (_wide(kept.weight * kept.s, x) * inner).to(x.dtype)
+        return (_wide(saved.weight * saved.s, x) * inner).to(x.dtype)
 
     @staticmethod
-    def full_sums(p: Tensor, g: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def full_sums(p: Tensor, g: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Σp, Σp·x̂, Σp·ĝ, and p at the places of the maxima."""
-        x = kept.x
-        normal = (x - _wide(kept.mean, x)) * _wide(kept.s, x)
-        inside = kept.place.clamp(max=OFF - 1).long()
-        there = _windows(p).gather(-1, inside[..., None])[..., 0]
-        wide = p.to(kept.mean.dtype)
-        met = torch.where(kept.place < OFF, there * g, 0).to(wide.dtype)
-        sums = (t.sum((0, 2, 3)) for t in (wide, wide * normal, met))
-        return *sums, there  # type: ignore[return-value]
+        x = saved.x
+        normal = (x - _wide(saved.mean, x)) * _wide(saved.s, x)
+        inside = saved.place.clamp(max=OFF - 1).long()
+        at_maxima = _windows(p).gather(-1, inside[..., None])[..., 0]
+        wide = p.to(saved.mean.dtype)
+        products = torch.where(saved.place < OFF, at_maxima * g, 0).to(wide.dtype)
+        sums = (t.sum((0, 2, 3)) for t in (wide, wide * normal, products))
+        return *sums, at_maxima  # type: ignore[return-value]
 
     @staticmethod
     def to_pooled(
-        there: Tensor, kept: Kept, sum_p: Tensor, sum_px: Tensor, q: Tensor, r: Tensor
+        at_maxima: Tensor, saved: Saved, sum_p: Tensor, sum_px: Tensor, q: Tensor, r: Tensor
     ) -> Tensor:
         """The cotangent of g."""
-        n, like = kept.values, there
-        normal = (kept.chosen - _wide(kept.mean, like)) * _wide(kept.s, like)
-        inner = there - _wide(sum_p / n, like) - normal * _wide(sum_px / n, like)
+        n, like = saved.values, at_maxima
+        normal = (saved.chosen - _wide(saved.mean, like)) * _wide(saved.s, like)
+        inner = at_maxima - _wide(sum_p / n, like) - normal * _wide(sum_px / n, like)
         gradient = (
-            _wide(kept.weight * kept.s, like) * inner + _wide(q, like) * normal + _wide(r, like)
+            _wide(saved.weight * saved.s, like) * inner + _wide(q, like) * normal + _wide(r, like)
         )
-        return torch.where(kept.place < OFF, gradient, 0).to(there.dtype)
+        return torch.where(saved.place < OFF, gradient, 0).to(at_maxima.dtype)
 
     @staticmethod
     def second(
         p: Tensor,
         g: Tensor,
-        kept: Kept,
+        saved: Saved,
         sum_g: Tensor,
         sum_gx: Tensor,
         sum_p: Tensor,
@@ -192,11 +192,11 @@ class Plain:
         q: Tensor,
     ) -> Tensor:
         """The cotangent of x."""
-        x, n = kept.x, kept.values
+        x, n = saved.x, saved.values
         a, b, big_p, big_q = (_wide(t / n, x) for t in (sum_g, sum_gx, sum_p, sum_px))
-        s, w = _wide(kept.s, x), _wide(kept.weight, x)
-        normal = (x - _wide(kept.mean, x)) * s
-        back = _spread(g, kept) - a - b * normal
+        s, w = _wide(saved.s, x), _wide(saved.weight, x)
+        normal = (x - _wide(saved.mean, x)) * s
+        back = _spread(g, saved) - a - b * normal
         inner = _wide(k, x) * normal + b * (p - big_p - big_q * normal) + big_q * back
         return (_wide(q, x) * s * back - w * s * s * inner).to(x.dtype)
 
@@ -220,10 +220,10 @@ def _windows(x: Tensor) -> Tensor:
     return parts.transpose(3, 4).flatten(-2)
 
 
-def _spread(g: Tensor, kept: Kept) -> Tensor:
+def _spread(g: Tensor, saved: Saved) -> Tensor:
     """A pooled gradient where its maxima were."""
-    hit = kept.place[..., None] == torch.arange(4, device=g.device, dtype=torch.uint8)
-    parts = torch.where(hit, g[..., None], 0).unflatten(-1, (2, 2)).transpose(3, 4)
+    is_maximum = saved.place[..., None] == torch.arange(4, device=g.device, dtype=torch.uint8)
+    parts = torch.where(is_maximum, g[..., None], 0).unflatten(-1, (2, 2)).transpose(3, 4)
     full = parts.flatten(4, 5).flatten(2, 3)
-    high, wide = kept.x.shape[2] - full.shape[2], kept.x.shape[3] - full.shape[3]
+    high, wide = saved.x.shape[2] - full.shape[2], saved.x.shape[3] - full.shape[3]
     return torch.nn.functional.pad(full, (0, wide, 0, high))

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ibaml.execution.block import OFF, Kept
+from ibaml.execution.block import OFF, Saved
 
 _OFF = tl.constexpr(OFF)
 _BLOCK = 1024
@@ -36,8 +36,8 @@ def _window(e, channel, channels, high: tl.constexpr, wide: tl.constexpr):
     row, column = rest // wide, rest % wide
     inside = (row < 2 * rows) & (column < 2 * columns)
     image = ((e // (high * wide)) * channels + channel).to(tl.int64)
-    spot = image * (rows * columns) + (row // 2) * columns + column // 2
-    return spot, (row % 2) * 2 + column % 2, inside
+    index = image * (rows * columns) + (row // 2) * columns + column // 2
+    return index, (row % 2) * 2 + column % 2, inside
 
 
 @triton.jit
@@ -119,12 +119,12 @@ def _choose(
         best_x = tl.where(more, value, best_x)
         where = tl.where(more, k, where)
         total_z += z
-    ill = total_z != total_z
-    out = tl.where(ill, total_z, tl.where(best > 0, best, 0.0))
-    spot = image * (rows * columns) + window
-    tl.store(y + spot, out.to(y.dtype.element_ty), inside)
-    tl.store(chosen + spot, best_x.to(chosen.dtype.element_ty), inside)
-    tl.store(place + spot, tl.where(best > 0, where, _OFF).to(tl.uint8), inside)
+    is_nan = total_z != total_z
+    out = tl.where(is_nan, total_z, tl.where(best > 0, best, 0.0))
+    index = image * (rows * columns) + window
+    tl.store(y + index, out.to(y.dtype.element_ty), inside)
+    tl.store(chosen + index, best_x.to(chosen.dtype.element_ty), inside)
+    tl.store(place + index, tl.where(best > 0, where, _OFF).to(tl.uint8), inside)
 
 
 @triton.jit
@@ -145,9 +145,9 @@ def _pooled_sums(
         x = tl.load(chosen + at, on, 0).to(tl.float32)
         one += value
         two += tl.where(on, value * ((x - m) * scale), 0.0)
-    spot = sums + (part * 2) * channels + channel
-    tl.store(spot, tl.sum(one))
-    tl.store(spot + channels, tl.sum(two))
+    index = sums + (part * 2) * channels + channel
+    tl.store(index, tl.sum(one))
+    tl.store(index + channels, tl.sum(two))
 
 
 @triton.jit
@@ -159,13 +159,13 @@ def _first(
     e = tl.program_id(1) * n + tl.arange(0, n)
     inside = e < total
     at = _at(e, channel, channels, high * wide)
-    spot, corner, within = _window(e, channel, channels, high, wide)
+    index, corner, within = _window(e, channel, channels, high, wide)
     within = within & inside
     m, scale = tl.load(mean + channel), tl.load(s + channel)
     ws = tl.load(weight + channel).to(tl.float32) * scale
     a, b = tl.load(sum_g + channel) / count, tl.load(sum_gx + channel) / count
-    hit = within & (tl.load(place + spot, within, _OFF).to(tl.int32) == corner)
-    spread = tl.load(g + spot, hit, 0).to(tl.float32)
+    hit = within & (tl.load(place + index, within, _OFF).to(tl.int32) == corner)
+    spread = tl.load(g + index, hit, 0).to(tl.float32)
     normal = (tl.load(x + at, inside, 0).to(tl.float32) - m) * scale
     tl.store(out + at, (ws * (spread - a - normal * b)).to(out.dtype.element_ty), inside)
 
@@ -184,16 +184,16 @@ def _full_sums(
         e = (part * long + i) * n + tl.arange(0, n)
         inside = e < total
         at = _at(e, channel, channels, high * wide)
-        spot, corner, within = _window(e, channel, channels, high, wide)
+        index, corner, within = _window(e, channel, channels, high, wide)
         within = within & inside
         raw = tl.load(p + at, inside, 0)
         value = raw.to(tl.float32)
         normal = (tl.load(x + at, inside, 0).to(tl.float32) - m) * scale
-        hit = within & (tl.load(place + spot, within, _OFF).to(tl.int32) == corner)
-        tl.store(there + spot, raw, hit)
+        hit = within & (tl.load(place + index, within, _OFF).to(tl.int32) == corner)
+        tl.store(there + index, raw, hit)
         one += value
         two += tl.where(inside, value * normal, 0.0)
-        three += value * tl.load(g + spot, hit, 0).to(tl.float32)
+        three += value * tl.load(g + index, hit, 0).to(tl.float32)
     out = sums + (part * 3) * channels + channel
     tl.store(out, tl.sum(one))
     tl.store(out + channels, tl.sum(two))
@@ -229,15 +229,15 @@ def _second(
     e = tl.program_id(1) * n + tl.arange(0, n)
     inside = e < total
     at = _at(e, channel, channels, high * wide)
-    spot, corner, within = _window(e, channel, channels, high, wide)
+    index, corner, within = _window(e, channel, channels, high, wide)
     within = within & inside
     m, scale = tl.load(mean + channel), tl.load(s + channel)
     ws = tl.load(weight + channel).to(tl.float32) * scale
     a, b = tl.load(sum_g + channel) / count, tl.load(sum_gx + channel) / count
     big_p, big_q = tl.load(sum_p + channel) / count, tl.load(sum_px + channel) / count
     k, slope = tl.load(bend + channel).to(tl.float32), tl.load(q + channel).to(tl.float32)
-    hit = within & (tl.load(place + spot, within, _OFF).to(tl.int32) == corner)
-    spread = tl.load(g + spot, hit, 0).to(tl.float32)
+    hit = within & (tl.load(place + index, within, _OFF).to(tl.int32) == corner)
+    spread = tl.load(g + index, hit, 0).to(tl.float32)
     normal = (tl.load(x + at, inside, 0).to(tl.float32) - m) * scale
     value = tl.load(p + at, inside, 0).to(tl.float32)
     back = spread - a - b * normal
@@ -276,60 +276,70 @@ class Kernels:
         return y, place, chosen
 
     @staticmethod
-    def pooled_sums(g: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
+    def pooled_sums(g: Tensor, saved: Saved) -> tuple[Tensor, Tensor]:
         channels, size = g.shape[1], g.shape[2] * g.shape[3]
         total = g.numel() // channels
         parts = _parts(total)
         sums = _sums(g, parts, 2)
         _pooled_sums[(channels, parts)](
-            g, kept.place, kept.chosen, kept.mean, kept.s, sums, channels, total, size, _LONG,
+            g, saved.place, saved.chosen, saved.mean, saved.s, sums, channels, total, size, _LONG,
             _BLOCK,
         )  # fmt: skip
         sum_g, sum_gx = _added(sums)
         return sum_g, sum_gx
 
     @staticmethod
-    def first(g: Tensor, kept: Kept, sum_g: Tensor, sum_gx: Tensor) -> Tensor:
-        x = kept.x
+    def first(g: Tensor, saved: Saved, sum_g: Tensor, sum_gx: Tensor) -> Tensor:
+        x = saved.x
         out = torch.empty_like(x)
         _first[_grid(x)](
-            g, kept.place, x, kept.weight, kept.mean, kept.s, sum_g, sum_gx, out, *_sizes(x),
+            g, saved.place, x, saved.weight, saved.mean, saved.s, sum_g, sum_gx, out, *_sizes(x),
             _BLOCK,
         )  # fmt: skip
         return out
 
     @staticmethod
-    def full_sums(p: Tensor, g: Tensor, kept: Kept) -> tuple[Tensor, ...]:
-        x = kept.x
+    def full_sums(p: Tensor, g: Tensor, saved: Saved) -> tuple[Tensor, ...]:
+        x = saved.x
         _, channels, high, wide = x.shape
-        there = torch.empty_like(kept.chosen)
-        parts = _parts(kept.values)
+        there = torch.empty_like(saved.chosen)
+        parts = _parts(saved.values)
         sums = _sums(x, parts, 3)
         _full_sums[(channels, parts)](
-            p, g, kept.place, x, kept.mean, kept.s, there, sums, channels, kept.values, high, wide,
-            _LONG, _BLOCK,
+            p, g, saved.place, x, saved.mean, saved.s, there, sums,
+            channels, saved.values, high, wide, _LONG, _BLOCK,
         )  # fmt: skip
         return *_added(sums), there
 
     @staticmethod
     def to_pooled(
-        there: Tensor, kept: Kept, sum_p: Tensor, sum_px: Tensor, q: Tensor, r: Tensor
+        there: Tensor, saved: Saved, sum_p: Tensor, sum_px: Tensor, q: Tensor, r: Tensor
     ) -> Tensor:
         out = torch.empty_like(there)
         channels, size = there.shape[1], there.shape[2] * there.shape[3]
         total = there.numel() // channels
         _to_pooled[(channels, triton.cdiv(total, _BLOCK))](
-            there, kept.place, kept.chosen, kept.weight, kept.mean, kept.s, sum_p, sum_px, q, r,
-            out, channels, total, kept.values, size, _BLOCK,
+            there, saved.place, saved.chosen, saved.weight, saved.mean, saved.s,
+            sum_p, sum_px, q, r, out, channels, total, saved.values, size, _BLOCK,
         )  # fmt: skip
         return out
 
     @staticmethod
-    def second(p: Tensor, g: Tensor, kept: Kept, *channel: Tensor) -> Tensor:
-        x = kept.x
+    def second(p: Tensor, g: Tensor, saved: Saved, *channel: Tensor) -> Tensor:
+        x = saved.x
         out = torch.empty_like(x)
         _second[_grid(x)](
-            p, g, kept.place, x, kept.weight, kept.mean, kept.s, *channel, out, *_sizes(x), _BLOCK
+            p,
+            g,
+            saved.place,
+            x,
+            saved.weight,
+            saved.mean,
+            saved.s,
+            *channel,
+            out,
+            *_sizes(x),
+            _BLOCK,
         )
         return out
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ibaml.execution.turn import Everywhere
+from ibaml.execution.locks import Everywhere
 
 
 @contextmanager

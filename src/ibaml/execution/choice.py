@@ -10,11 +10,11 @@ from torch import nn
 from ibaml.execution.call import is_tied
 from ibaml.execution.fold import Fold
 from ibaml.execution.head import find_head
+from ibaml.execution.locks import held
 from ibaml.execution.loop import Loop
 from ibaml.execution.runner import Runner
 from ibaml.execution.single import Single
 from ibaml.execution.strategy import Strategy
-from ibaml.execution.turn import held
 from ibaml.execution.vmap import Vmap
 from ibaml.words import EXECUTIONS, PRECISIONS, Execution, Precision
 

@@ -43,7 +43,7 @@ class DeferredNorm:
     def values(self) -> Tensor:
         with torch.set_grad_enabled(self.recorded):
             y, moments = normalize(self.x, self.weight, self.bias, self.eps)
-            self._say(moments)
+            self._report(moments)
             return y.relu() if self.relu else y
 
     def pooled(self) -> Tensor:
@@ -54,15 +54,15 @@ class DeferredNorm:
             else:  # ReLU and maxima commute, and there are fewer of these
                 y, moments = normalize(self.x, self.weight, self.bias, self.eps)
                 y = max_pool(y, (2, 2)).relu()
-            self._say(moments)
+            self._report(moments)
             return y
 
     def finish(self) -> None:
         """Say the moments where nobody has read this norm."""
-        if self.listener is not None and not self.listener.heard:
+        if self.listener is not None and not self.listener.received:
             self.values()
 
-    def _say(self, moments: tuple[Tensor, Tensor]) -> None:
+    def _report(self, moments: tuple[Tensor, Tensor]) -> None:
         if self.listener is not None:
             mean, var = moments
             mean = mean if self.bias_before is None else mean + self.bias_before.detach()
@@ -80,7 +80,7 @@ def defer_bias(y: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
-def awaited_bias(x: Tensor) -> Tensor | None:
+def deferred_bias(x: Tensor) -> Tensor | None:
     """The bias that x waits for, as long as nobody has used x."""
     return None if hasattr(x, DONE) else getattr(x, BIAS, (None, True))[0]
 
@@ -100,12 +100,12 @@ def defer_relu(norm: DeferredNorm, stand_in: Tensor, in_place: bool) -> Tensor:
     return stand_in
 
 
-def awaited_norm(x: Any) -> DeferredNorm | None:
+def deferred_norm(x: Any) -> DeferredNorm | None:
     """The batch norm that x stands for, as long as nobody has used x."""
     return None if hasattr(x, DONE) else getattr(x, NORM, None)
 
 
-def now(x: Any) -> Any:
+def force(x: Any) -> Any:
     """The values of x; x itself, where nothing of it waits. (What is done once stays, and an
     operation in place changes what stays.)"""
     if hasattr(x, DONE):

@@ -51,8 +51,8 @@ class Fold(Strategy):
         x: Tensor,
         read: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        found = read(self._folded(FoldMode(len(x), samples=1), model, constants, x))
-        return _part_tasks(found).to(x.dtype)
+        features = read(self._folded(FoldMode(len(x), samples=1), model, constants, x))
+        return _part_tasks(features).to(x.dtype)
 
     def calls(self, sets: int) -> int:
         return 1

@@ -23,12 +23,12 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from ibaml.execution.deferred import (
     DeferredNorm,
-    awaited_bias,
-    awaited_norm,
     defer_bias,
     defer_norm,
     defer_relu,
-    now,
+    deferred_bias,
+    deferred_norm,
+    force,
 )
 from ibaml.execution.grouped import Shape, convolve
 from ibaml.execution.marks import folds_of, is_folded, is_own, mark_folds
@@ -97,7 +97,7 @@ class FoldMode(TorchFunctionMode):
         super().__init__()
         self.tasks, self.samples = tasks, samples
         self.sets = tasks * samples
-        self._unheard: list[DeferredNorm] = []
+        self._without_listener: list[DeferredNorm] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -106,11 +106,11 @@ class FoldMode(TorchFunctionMode):
         name = _name(func)
         if name in _LOOKING:
             return func(*args, **kwargs)
-        if name in _RELU and len(args) == 1 and (norm := awaited_norm(args[0])):
+        if name in _RELU and len(args) == 1 and (norm := deferred_norm(args[0])):
             return defer_relu(norm, args[0], kwargs.get("inplace", False))
         if name not in (_MAX_POOL, _BATCH_NORM):
-            args = [now(a) for a in args]
-            kwargs = {key: now(a) for key, a in kwargs.items()}
+            args = [force(a) for a in args]
+            kwargs = {key: force(a) for key, a in kwargs.items()}
         rule = _RULES.get(name)
         if rule is not None:
             return rule(self, *args, **kwargs)
@@ -133,9 +133,9 @@ class FoldMode(TorchFunctionMode):
 
     def finish(self, y: Tensor) -> Tensor:
         """The values of what the network returned, with nothing left that waits."""
-        for norm in self._unheard:
+        for norm in self._without_listener:
             norm.finish()
-        values: Tensor = now(y)
+        values: Tensor = force(y)
         return values
 
     def folds(self, x: Tensor) -> int:
@@ -237,11 +237,11 @@ class FoldMode(TorchFunctionMode):
         own = any(is_own(t) for t in (weight, bias))
         fits = training and weight is not None and bias is not None
         spreads = own and self.folds(x) != self.sets
-        if not fits or spreads or awaited_bias(x) is None:
-            x = now(x)
+        if not fits or spreads or deferred_bias(x) is None:
+            x = force(x)
         if training and x.numel() == x.shape[1]:
             raise ValueError(f"batch norm of one value per channel has no statistics: {x.shape}")
-        before = awaited_bias(x)
+        before = deferred_bias(x)
         x, (mean, var, w, b) = self._affine(x, (running_mean, running_var, weight, bias))
         folds = self.folds(x)
         if fits:
@@ -249,7 +249,7 @@ class FoldMode(TorchFunctionMode):
             norm = DeferredNorm(x, w, b, eps, listener, before, folds, torch.is_grad_enabled())
             if listener is not None:
                 listener.expected = True
-                self._unheard.append(norm)
+                self._without_listener.append(norm)
             return defer_norm(norm)
         y = F.batch_norm(x, mean, var, w, b, training, momentum, eps)
         if listener is not None:
@@ -274,10 +274,10 @@ class FoldMode(TorchFunctionMode):
             for n in (kernel_size, stride or kernel_size, padding, dilation)
         )
         plain = x.dim() == 4 and window == step and border == (0, 0) and gap == (1, 1)
-        norm = awaited_norm(x)
+        norm = deferred_norm(x)
         if plain and not ceil_mode and window == (2, 2) and norm is not None and norm.relu:
             return mark_folds(norm.pooled(), norm.folds)
-        x = now(x)
+        x = force(x)
         if plain and not ceil_mode:
             return mark_folds(max_pool(x, window), self.folds(x))
         y = F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ibaml.execution.locks import Everywhere
 from ibaml.execution.native import is_native
+from ibaml.execution.needed import needed_gradients
 from ibaml.execution.thin import is_thin, thin
-from ibaml.execution.turn import Everywhere
 from ibaml.execution.twice import last_derivative
-from ibaml.execution.wanted import wanted
 
 
 class Shape(NamedTuple):
@@ -46,22 +46,28 @@ def convolve(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
 def _forward(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
     none = [0] * len(s.stride)
     with _fastest() if x.is_cuda else nullcontext():
-        if x.is_cuda and _turns(x, weight, s):
-            return convolve_turned(x, weight, s)
+        if x.is_cuda and _is_faster_transposed(x, weight, s):
+            return convolve_transposed(x, weight, s)
         return torch.ops.aten.convolution(
             x, weight, None, s.stride, s.padding, s.dilation, False, none, s.groups
         )
 
 
-def _turns(x: Tensor, weight: Tensor, s: Shape) -> bool:
+def _is_faster_transposed(x: Tensor, weight: Tensor, s: Shape) -> bool:
     """Whether cuDNN is faster at the transposed form: for groups of several channels it has only
     slow forward kernels, and good ones for the gradient in the input (an H200: 1.4 to 5 times)."""
     plain = set(s.stride) == {1} and set(s.dilation) == {1}
-    room = all(p <= k - 1 for p, k in zip(s.padding, weight.shape[2:], strict=True))
-    return s.groups > 1 and weight.shape[1] >= 8 and plain and room and x.dtype == torch.float32
+    padding_fits = all(p <= k - 1 for p, k in zip(s.padding, weight.shape[2:], strict=True))
+    return (
+        s.groups > 1
+        and weight.shape[1] >= 8
+        and plain
+        and padding_fits
+        and x.dtype == torch.float32
+    )
 
 
-def convolve_turned(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
+def convolve_transposed(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
     """conv(x, w) as the transposed convolution with w turned round."""
     rank = len(s.stride)
     kernel = weight.shape[2:]
@@ -111,7 +117,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        need_x, need_w = wanted(ctx, 2)
+        need_x, need_w = needed_gradients(ctx, 2)
         if not (need_x or need_w):
             return None, None, None
         if torch.is_grad_enabled():
@@ -137,7 +143,7 @@ class _Back(torch.autograd.Function):
     @last_derivative
     def backward(ctx: Any, p: Tensor | None, q: Tensor | None) -> tuple[Tensor | None, ...]:
         g, x, weight = ctx.saved_tensors
-        need_g, need_x, need_w = wanted(ctx, 3)
+        need_g, need_x, need_w = needed_gradients(ctx, 3)
         shape = ctx.shape
         to_g: Tensor | None = None
         if need_g:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ibaml.execution.deferred import now
+from ibaml.execution.deferred import force
 from ibaml.execution.strategy import Strategy
 
 
@@ -49,17 +49,17 @@ def run_features(
     Args:
         before: how the layers before the head run.
     """
-    seen: list[tuple[Tensor, Tensor, tuple[int, int]]] = []
+    calls_seen: list[tuple[Tensor, Tensor, tuple[int, int]]] = []
 
     def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         with torch._C.DisableTorchFunction():  # it is not the network that looks
-            features = now(inputs[0])
-            seen.append((features, output, (features._version, output._version)))
+            features = force(inputs[0])
+            calls_seen.append((features, output, (features._version, output._version)))
 
     def read(returned: Tensor) -> Tensor:
         """What the head read in the call of the network that returned this."""
-        calls = seen.copy()
-        seen.clear()
+        calls = calls_seen.copy()
+        calls_seen.clear()
         if len(calls) != 1:
             raise _NotTheHead
         features, output, versions = calls[0]

@@ -13,15 +13,15 @@ from ibaml.execution.marks import LISTENER
 class MomentsListener:
     """Hears the mean and biased variance of what one batch norm sees, both (folds, channels)."""
 
-    def __init__(self, hear: Callable[[Tensor, Tensor], None]) -> None:
-        self._hear = hear
+    def __init__(self, on_moments: Callable[[Tensor, Tensor], None]) -> None:
+        self._on_moments = on_moments
         self.expected = False  # a batch norm has taken it on itself to say them
-        self.heard = False
+        self.received = False
 
     def __call__(self, mean: Tensor, var: Tensor, folds: int) -> None:
         """Say the moments of every channel, those of each fold after the other."""
-        self.heard = True
-        self._hear(mean.unflatten(0, (folds, -1)), var.unflatten(0, (folds, -1)))
+        self.received = True
+        self._on_moments(mean.unflatten(0, (folds, -1)), var.unflatten(0, (folds, -1)))
 
 
 def listen(x: Tensor, listener: MomentsListener) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
-from ibaml.execution.deferred import now
+from ibaml.execution.deferred import force
 from ibaml.execution.marks import folds_of, is_folded
 from ibaml.execution.moments import MomentsListener, listen
 from ibaml.execution.normalize import channel_moments
@@ -99,20 +99,20 @@ def support_statistics(
     for name, kind in plan.items():
         if kind != "support":
             continue
-        seen = [moments[name] for moments in passes if name in moments]
-        if not seen:
+        of_layer = [moments[name] for moments in passes if name in moments]
+        if not of_layer:
             raise ValueError(f"batch norm {name!r} was not used by the support set's pass")
-        if len(seen) < calls:
+        if len(of_layer) < calls:
             raise ValueError(
                 f"batch norm {name} was used for some support sets and not for others, so not all "
                 'of them have statistics: adapt with norm_stats="running" or "batch"'
             )
-        if len(seen) > calls:
+        if len(of_layer) > calls:
             raise ValueError(
                 f"batch norm {name} is used more than once in a forward pass, so it has no one set "
                 'of support statistics: adapt with norm_stats="running" or "batch"'
             )
-        means, variances, _ = zip(*seen, strict=True)  # of every weight set, or of every task
+        means, variances, _ = zip(*of_layer, strict=True)  # of every weight set, or of every task
         for buffer, parts in (("running_mean", means), ("running_var", variances)):
             value = torch.cat(parts)
             value = value.view(tasks, -1, value.shape[-1]).expand(-1, samples, -1)
@@ -120,20 +120,20 @@ def support_statistics(
     return statistics
 
 
-class _Watches(local):
+class _Watchers(local):
     """Who watches which module in this thread, and how hooks are put on it for them."""
 
     def __init__(self) -> None:
         self.all: list[tuple[nn.Module, Callable[[], list[RemovableHandle]]]] = []
 
 
-_here = _Watches()
+_watchers = _Watchers()
 
 
 @contextmanager
 def watched(model: nn.Module) -> Iterator[None]:
     """While a network runs: with the hooks of those who watch it."""
-    handles = [handle for of, put in _here.all if of is model for handle in put()]
+    handles = [handle for of, add_hooks in _watchers.all if of is model for handle in add_hooks()]
     try:
         yield
     finally:
@@ -172,23 +172,23 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
             with torch._C.DisableTorchFunction():
                 listener = listeners[name].pop()
                 if not listener.expected:
-                    x = now(args[0])
+                    x = force(args[0])
                     listener(*channel_moments(x.detach()), folds_of(x))
 
         return watch
 
-    def put() -> list[RemovableHandle]:
+    def add_hooks() -> list[RemovableHandle]:
         handles = []
         for name, layer in norm_layers(model).items():
             handles.append(layer.register_forward_pre_hook(before(name)))
             handles.append(layer.register_forward_hook(after(name)))
         return handles
 
-    _here.all.append((model, put))
+    _watchers.all.append((model, add_hooks))
     try:
         yield passes
     finally:
-        _here.all.pop()
+        _watchers.all.pop()
 
 
 class Statistics:
@@ -229,12 +229,12 @@ class Statistics:
         """Move the running statistics once, towards the mean over all passes."""
         for name, layer in self._layers.items():
             means, variances, count = self._sums[name]
-            seen = count > 0
+            has_values = count > 0
             rate: float | Tensor = 0.1 if layer.momentum is None else layer.momentum
             if layer.num_batches_tracked is not None:
-                layer.num_batches_tracked += seen
+                layer.num_batches_tracked += has_values
                 if layer.momentum is None:
                     rate = 1.0 / layer.num_batches_tracked.clamp(min=1)
             for running, total in ((layer.running_mean, means), (layer.running_var, variances)):
                 assert running is not None
-                running += rate * torch.where(seen, total / count.clamp(min=1) - running, 0.0)
+                running += rate * torch.where(has_values, total / count.clamp(min=1) - running, 0.0)

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ibaml.execution.needed import needed_gradients
 from ibaml.execution.twice import last_derivative
-from ibaml.execution.wanted import wanted
 
 _CACHED = 1 << 18  # numbers
 
@@ -140,7 +140,7 @@ class _Back(torch.autograd.Function):
         ctx: Any, p: Tensor | None, q: Tensor | None, r: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         g, x, w, mean, s, sum_gx, sum_g = ctx.saved_tensors
-        need_g, need_x, need_w = wanted(ctx, 3)
+        need_g, need_x, need_w = needed_gradients(ctx, 3)
         n = x.numel() // x.shape[1]
         wide = (-1, *[1] * (x.dim() - 2))
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ibaml.execution.call import twice_differentiable
 from ibaml.execution.head import run_features, run_head
+from ibaml.execution.locks import held
 from ibaml.execution.loop import Loop
 from ibaml.execution.norm import watched
 from ibaml.execution.strategy import Strategy
-from ibaml.execution.turn import held
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Runner:
     @property
     def strategy(self) -> str:
         """In words."""
-        way = self.whole.name if self.head is None else f"head, {self.whole.name} before it"
-        return way if self.precision is None else f"{way}, {str(self.precision)[6:]}"
+        name = self.whole.name if self.head is None else f"head, {self.whole.name} before it"
+        return name if self.precision is None else f"{name}, {str(self.precision)[6:]}"
 
     @property
     def precision(self) -> torch.dtype | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ibaml.execution.call import call
-from ibaml.execution.deferred import now
+from ibaml.execution.deferred import force
 from ibaml.execution.fold_rules import FoldMode, Unfoldable
 from ibaml.execution.strategy import Strategy
 
@@ -37,11 +37,11 @@ class Single(Strategy):
     ) -> Tensor:
         tasks, samples = next(iter(weights.values())).shape[:2]
         sets = {name: w.flatten(0, 1).unbind(0) for name, w in weights.items()}
-        found = [
+        outputs = [
             self._one(model, {**constants, **{n: w[i] for n, w in sets.items()}}, x[i // samples])
             for i in range(tasks * samples)
         ]
-        return torch.stack(found).unflatten(0, (tasks, samples))
+        return torch.stack(outputs).unflatten(0, (tasks, samples))
 
     def features(
         self,
@@ -75,7 +75,7 @@ class _Rules(FoldMode):
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except Unfoldable:
-            args, kwargs = pytree.tree_map(now, (args, kwargs or {}))
+            args, kwargs = pytree.tree_map(force, (args, kwargs or {}))
             if func is Tensor.view and not isinstance(args[1], torch.dtype):
                 func = Tensor.reshape  # what channels last cannot view
             return func(*args, **kwargs)

@@ -41,7 +41,7 @@ def _product(
     image, group = tl.program_id(0) // groups, tl.program_id(0) % groups
     pixel = tl.program_id(1) * pixels + tl.arange(0, pixels)
     inside = pixel < size
-    seen = _shifts(
+    patches = _shifts(
         x, image, group, groups, pixel, inside,
         inputs, deep, high, wide, rows, columns, up, left, out_wide,
     )  # fmt: skip
@@ -51,10 +51,10 @@ def _product(
         valid = output < outputs
         at = (group * outputs + output)[:, None] * inputs + k[None, :]
         weights = tl.load(w + at, valid[:, None] & (k < inputs)[None, :], 0)
-        product = tl.dot(weights, seen, input_precision=how)
+        product = tl.dot(weights, patches, input_precision=how)
         place = ((image * groups + group) * outputs + output).to(tl.int64)[:, None] * size
-        kept = valid[:, None] & inside[None, :]
-        tl.store(y + place + pixel[None, :], product.to(y.dtype.element_ty), kept)
+        in_output = valid[:, None] & inside[None, :]
+        tl.store(y + place + pixel[None, :], product.to(y.dtype.element_ty), in_output)
 
 
 @triton.jit
@@ -73,12 +73,12 @@ def _transposed(
     for first in range(0, size, pixels):
         pixel = first + tl.arange(0, pixels)
         inside = pixel < size
-        seen = _shifts(
+        patches = _shifts(
             x, image, group, groups, pixel, inside,
             inputs, deep, high, wide, rows, columns, up, left, out_wide,
         )  # fmt: skip
         values = tl.load(g + place + pixel[None, :], valid[:, None] & inside[None, :], 0)
-        total += tl.dot(values, tl.trans(seen), input_precision=how)
+        total += tl.dot(values, tl.trans(patches), input_precision=how)
     at = ((image * groups + group) * outputs + output).to(tl.int64)[:, None] * inputs + k[None, :]
     tl.store(out + at, total, valid[:, None] & (k < inputs)[None, :])
 

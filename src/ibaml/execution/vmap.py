@@ -73,8 +73,8 @@ class Vmap(Strategy):
         read: Callable[[Tensor], Tensor],
     ) -> Tensor:
         # its layers treat every example by itself: all tasks are one batch
-        found = read(call(model, constants, x.flatten(0, 1), self.tied))
-        return found.unflatten(0, x.shape[:2])
+        features = read(call(model, constants, x.flatten(0, 1), self.tied))
+        return features.unflatten(0, x.shape[:2])
 
     def calls(self, sets: int) -> int:
         return 1

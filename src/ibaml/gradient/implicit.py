@@ -80,7 +80,7 @@ class Implicit:
     ) -> list[Tensor | None]:
         """The gradients of the wanted tensors of θ from the gradient b at the solution v."""
         h = self.curvature.at(energy, v, wanted)
-        solution = self.linear_solver(h.product, h.enter(b), h.precondition)
+        solution = self.linear_solver(h.product, h.to_coordinates(b), h.precondition)
         record.linear = solution
         if self.warn:
             _report_linear(solution)

@@ -70,12 +70,12 @@ def _segment(
     until: int,
     rate: Tensor | None,
 ) -> Progress:
-    box: list[Progress] = []
+    results: list[Progress] = []
     inputs = (progress.v, *progress.memory, *(() if rate is None else (rate,)), *energy.theta)
     v, *memory = _Segment.apply(
-        (solver, detached(energy), progress, first, until, rate is not None, box), *inputs
+        (solver, detached(energy), progress, first, until, rate is not None, results), *inputs
     )
-    return replace(box[0], v=v, memory=tuple(memory))
+    return replace(results[0], v=v, memory=tuple(memory))
 
 
 class _Segment(torch.autograd.Function):

@@ -71,8 +71,8 @@ class Kinds:
             self._runners[kind] = runner
         if differentiated and kind not in self._differentiable:
             energy, start = _trial(learner, x[:1], y[:1], 1, layout, plan, runner)
-            if wrong := check_second_derivatives(detached(energy), start, learner.gradient):
-                self.warn(wrong)
+            if problem := check_second_derivatives(detached(energy), start, learner.gradient):
+                self.warn(problem)
             self._differentiable.add(kind)
         return runner
 
@@ -93,15 +93,15 @@ class Kinds:
             learner.precision,
             math.prod(x.shape[1:]),
         )
-        two = torch.cat([x[:1], x[-1:]]), torch.cat([y[:1], y[-1:]])
-        energy, start = _trial(learner, *two, 2, layout, plan, chosen)
-        taken, set_aside = settle(energy, start, chosen, learner.execution)
+        two_tasks = torch.cat([x[:1], x[-1:]]), torch.cat([y[:1], y[-1:]])
+        energy, start = _trial(learner, *two_tasks, 2, layout, plan, chosen)
+        settled, set_aside = settle(energy, start, chosen, learner.execution)
         if set_aside:
             self.warn(
                 f"{set_aside} for this model and these inputs, so the slower way is taken "
-                f'({taken.strategy}; execution="loop" takes the loop without a trial)'
+                f'({settled.strategy}; execution="loop" takes the loop without a trial)'
             )
-        return taken
+        return settled
 
     def warn(self, sentence: str) -> None:
         """Say something once."""

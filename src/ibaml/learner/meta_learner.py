@@ -39,9 +39,9 @@ from ibaml.execution import (
 )
 from ibaml.gradient import GradientRule, Record, Unrolled
 from ibaml.learner.choices import FIXED, default_objective, fixed, replaced
+from ibaml.learner.finite import FiniteStep
 from ibaml.learner.kinds import Kinds
 from ibaml.learner.replay import replayed
-from ibaml.learner.sound import SoundStep
 from ibaml.learner.state import LearnerState
 from ibaml.learner.support import support_set
 from ibaml.metastep import MetaStep, Reads
@@ -184,7 +184,7 @@ class MetaLearner(LearnerState):
         it after ``backward()`` for the linear solves behind the gradient."""
         if self._diagnostics is None:
             raise RuntimeError("no diagnostics yet: call the learner on a TaskBatch first")
-        return self._diagnostics.as_it_is_now()
+        return self._diagnostics.snapshot()
 
     @property
     def strategy(self) -> str:
@@ -206,23 +206,23 @@ class MetaLearner(LearnerState):
         """
         if not isinstance(batch, TaskBatch):
             raise TypeError(f"a TaskBatch is needed, got {type(batch).__name__}")
-        wanted = torch.is_grad_enabled()  # inference_mode(False) would switch it on
-        with training(self.model), torch.inference_mode(False), torch.set_grad_enabled(wanted):
+        graph = torch.is_grad_enabled()  # inference_mode(False) would switch it on
+        with training(self.model), torch.inference_mode(False), torch.set_grad_enabled(graph):
             if batch.support_x.is_inference():
                 batch = batch.clone()
-            self._run = self.examine(batch)
+            self._run = self.runner_for(batch)
             seed = draw_seed(generator)
             step = replayed(self, self.meta_step, self._captures, batch, seed, self._run)
             if step is None or (self._may_look(batch) and bool(step.left_out.any())):
                 work = partial(self.meta_step, seed=seed)
-                step = SoundStep(work, list(self.parameters()), self._may_look(batch))(batch)
-            kept = replace(step, loss=step.loss.detach(), passes=[], reads=Reads())
+                step = FiniteStep(work, list(self.parameters()), self._may_look(batch))(batch)
+            finished_step = replace(step, loss=step.loss.detach(), passes=[], reads=Reads())
             blocks = self.belief.slices(self.layout.for_classes(batch.classes or 0).size)
-            self._diagnostics = Diagnostics(kept, blocks, batch.task_keys)
+            self._diagnostics = Diagnostics(finished_step, blocks, batch.task_keys)
             self.add_statistics(step.passes)
             return step.loss
 
-    def examine(self, batch: TaskBatch) -> Runner:
+    def runner_for(self, batch: TaskBatch) -> Runner:
         """Check the tasks and the model on them, once for every kind of tasks, as `Kinds.runner`
         says. Returns how weight sets run through the network."""
         self.model.eval()
@@ -301,7 +301,7 @@ class MetaLearner(LearnerState):
             belief=self.belief,
             layout=layout,
             likelihood=self.likelihood,
-            meta=self.theta(layout),
+            meta=self.meta_parameters(layout),
             constants=self.constants(plan),
             x=x,
             y=y,
@@ -344,15 +344,15 @@ class MetaLearner(LearnerState):
         )
         seed = 0 if generator is None else draw_seed(generator)
         count = len(task.classes) if task.classes else None
-        found = self._adapt(task.x[None], task.y[None], seed, (0,), count, norm_stats)
-        if found.solution is not None and bool(found.solution.diverged.any()):
+        posteriors = self._adapt(task.x[None], task.y[None], seed, (0,), count, norm_stats)
+        if posteriors.solution is not None and bool(posteriors.solution.diverged.any()):
             warnings.warn(
                 "adapt: the solver diverged, so the posterior is the prior; lower lr, or raise "
                 "init_log_var",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return Posterior(found, task.classes)
+        return Posterior(posteriors, task.classes)
 
     def adapt_all(
         self, batch: TaskBatch, *, seed: int = 0, norm_stats: NormStats | None = None
@@ -378,17 +378,17 @@ class MetaLearner(LearnerState):
             plan = self.norm_plan(norm_stats)
             watched = self.watched()
             x, y = x.clone(), y.clone()
-            top = None if y.is_floating_point() or y.shape[1] == 0 else int(y.max()) + 1
+            classes_seen = None if y.is_floating_point() or y.shape[1] == 0 else int(y.max()) + 1
             if self.layout.rows and classes is None:
-                if top is None:
+                if classes_seen is None:
                     raise ValueError(
                         "a tied head needs to know the number of classes: give labels, or classes="
                     )
-                classes = top
+                classes = classes_seen
             layout = self.layout.for_classes(classes or 0)
             solution = None
             if x.shape[1]:
-                run = self._kinds.runner(self, x, y, top, layout, plan)
+                run = self._kinds.runner(self, x, y, classes_seen, layout, plan)
                 energy = self._support(x, y, seed, keys, layout, plan, run=run)
                 start = self.belief.start(energy.meta.prior, len(x))
                 solution = self.solver.solve(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ibaml.capture import Captures, Work, waits
+from ibaml.capture import Captures, Work, stops_early
 from ibaml.execution import Runner
 from ibaml.metastep import MetaStep, wants_gradients
 from ibaml.tasks import TaskBatch
@@ -26,7 +26,7 @@ def replayed(
     """The meta-step by replay, where it was (or can be) recorded."""
     if learner.capture is False or not torch.is_grad_enabled() or wants_gradients(batch):
         return None
-    if learner.capture is None and waits(learner.solver) and run.head is None:
+    if learner.capture is None and stops_early(learner.solver) and run.head is None:
         return None
     if not batch.support_x.is_cuda:
         if learner.capture:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ibaml.energy import Likelihood, Theta
+from ibaml.energy import Likelihood, MetaParameters
 from ibaml.execution import (
     Moments,
     NormStats,
@@ -99,8 +99,8 @@ class LearnerState(nn.Module):
         dot = "." if prefix else ""
         hidden = {f"{prefix}{dot}model.{n}" for n in self._not_learned}
         with self._held():
-            found = list(super().named_parameters(prefix, recurse, remove_duplicate))
-        for name, parameter in found:
+            named = list(super().named_parameters(prefix, recurse, remove_duplicate))
+        for name, parameter in named:
             if name not in hidden:
                 yield name, parameter
 
@@ -134,14 +134,14 @@ class LearnerState(nn.Module):
         """A tensor of the learner's device and dtype."""
         return self.weights()[self.roles.adapted[0]]
 
-    def theta(self, layout: Layout | None = None) -> Theta:
+    def meta_parameters(self, layout: Layout | None = None) -> MetaParameters:
         """Everything meta-learned that the energy depends on, the prior as flat vectors."""
         layout = self.layout if layout is None else layout
         parameters = self.weights()
         with held(self.likelihood):
             outside = self.likelihood.outside()
             inside = {n: p for n, p in self.likelihood.named_parameters() if n not in outside}
-        return Theta(
+        return MetaParameters(
             prior=self._prior.vectors(layout, parameters),
             shared={n: parameters[n] for n in self.roles.shared},
             likelihood=inside,
@@ -153,11 +153,11 @@ class LearnerState(nn.Module):
         """What the network reads and nobody learns: frozen weights, and buffers as the plan of
         batch norm's statistics says."""
         parameters = self.weights()
-        found: dict[str, Tensor | None] = {n: parameters[n].detach() for n in self.roles.frozen}
+        constants: dict[str, Tensor | None] = {n: parameters[n].detach() for n in self.roles.frozen}
         with held(self.model):
-            found.update((n, b.clone()) for n, b in self.model.named_buffers())
-            found.update(norm_buffers(self.model, plan))
-        return found
+            constants.update((n, b.clone()) for n, b in self.model.named_buffers())
+            constants.update(norm_buffers(self.model, plan))
+        return constants
 
     def rate(self, layout: Layout) -> Tensor | None:
         """The learned step sizes as a vector, where there are any."""

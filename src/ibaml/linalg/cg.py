@@ -87,10 +87,10 @@ class ConjugateGradient:
         reason = torch.where(rz.isfinite(), reason, Reason.NONFINITE)
         u = torch.where(reason == Reason.NONFINITE, torch.zeros_like(u), u)
 
-        steps_here = self.steps
+        max_steps = self.steps
         if self.recorded is not None and is_recorded(b):
-            steps_here = min(self.steps, self.recorded)
-        for k in range(steps_here):
+            max_steps = min(self.steps, self.recorded)
+        for k in range(max_steps):
             active = reason == Reason.STEPS
             if self.tol is not None and all_done(active):
                 break

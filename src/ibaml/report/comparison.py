@@ -37,10 +37,10 @@ def draw_comparison(
     names, metrics = list(summaries), list(next(iter(summaries.values())))
     for name, summary in summaries.items():
         if set(summary) != set(metrics):
-            odd = sorted(set(summary) ^ set(metrics))[0]
+            extra = sorted(set(summary) ^ set(metrics))[0]
             raise ValueError(
-                f"summaries of {names[0]!r} and {name!r} differ in {odd!r}: a comparison needs the "
-                "same figures of every learner"
+                f"summaries of {names[0]!r} and {name!r} differ in {extra!r}: a comparison needs "
+                "the same figures of every learner"
             )
     columns = min(_COLUMNS, len(metrics))
     rows = -(-len(metrics) // columns)

@@ -51,10 +51,10 @@ def draw_episode(
             axis.set_yticks([])
             color, width = (BLUE, 2.0) if r < shots else (GRAY, 0.8)
             if r >= shots and probabilities is not None:
-                said = probabilities[w, r - shots]
-                top = int(said.argmax())
+                predicted = probabilities[w, r - shots]
+                top = int(predicted.argmax())
                 color, width, mark = (GREEN, 2.5, "✓") if top == w else (RED, 2.5, "✗")
-                text = f"{mark} {top}: {100 * float(said[top]):.0f} %"
+                text = f"{mark} {top}: {100 * float(predicted[top]):.0f} %"
                 axis.set_xlabel(text, color=color, fontsize=8, labelpad=2)
             for spine in axis.spines.values():
                 spine.set_color(color)

@@ -189,28 +189,28 @@ class Descent(ABC):
             if self.tol is not None and all_done(active):
                 break
             v = progress.v if create_graph else progress.v.detach()
-            here = energy.resample(step) if self.fresh_noise else energy
+            step_energy = energy.resample(step) if self.fresh_noise else energy
             if create_graph and not v.requires_grad:
                 v = v.detach().requires_grad_()
-            value, gradient = energy_and_gradient(here, v, create_graph)
+            value, gradient = energy_and_gradient(step_energy, v, create_graph)
             reason = progress.reason
             if self.tol is not None:
                 done = active & (gradient.detach().norm(dim=-1) <= self.tol)
                 reason = torch.where(done, Reason.CONVERGED, reason)
             with torch.set_grad_enabled(create_graph):
-                moved, memory = self.move(here, v, gradient, progress.memory, step, step_sizes)
+                old = progress.memory
+                moved, memory = self.move(step_energy, v, gradient, old, step, step_sizes)
                 finite = moved.detach().isfinite().all(-1)
                 reason = torch.where((reason == Reason.STEPS) & ~finite, Reason.NONFINITE, reason)
-                go = (reason == Reason.STEPS)[:, None]
+                is_moving = (reason == Reason.STEPS)[:, None]
                 value = value.detach()
                 before = value if step == 0 else progress.energy_before
                 progress = Progress(
-                    v=torch.where(go, moved, v),
+                    v=torch.where(is_moving, moved, v),
                     memory=tuple(
-                        torch.where(go, new, old)
-                        for new, old in zip(memory, progress.memory, strict=True)
+                        torch.where(is_moving, a, b) for a, b in zip(memory, old, strict=True)
                     ),
-                    steps=progress.steps + go[:, 0],
+                    steps=progress.steps + is_moving[:, 0],
                     reason=reason,
                     energy_before=before,
                     grew_too_much=(value > before + _TOO_MUCH * (1 + before.abs()))
@@ -233,8 +233,8 @@ class Descent(ABC):
             if self.tol is not None:
                 small = gradient.norm(dim=-1) <= self.tol
                 reason = torch.where((reason == Reason.STEPS) & small, Reason.CONVERGED, reason)
-        ended = Solution(value, progress.steps, reason, before, after, gradient)
-        return replace(ended, value=torch.where(ended.diverged[:, None], start, value))
+        solution = Solution(value, progress.steps, reason, before, after, gradient)
+        return replace(solution, value=torch.where(solution.diverged[:, None], start, value))
 
     def solve(
         self, energy: Energy, start: Tensor, *, rate: Tensor | None = None, examine: bool = True

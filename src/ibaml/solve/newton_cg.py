@@ -94,8 +94,8 @@ class NewtonCG:
         that one that would go far does not hold the means, or all of p shortened, where the means'
         own step would go too far."""
         rho = p[:, scales]
-        held = rho.clamp(-self.radius, self.radius)
-        clipped = torch.cat([p[:, : scales.start], held, p[:, scales.stop :]], -1)
+        clamped = rho.clamp(-self.radius, self.radius)
+        clipped = torch.cat([p[:, : scales.start], clamped, p[:, scales.stop :]], -1)
         reach = rho.abs().amax(-1, keepdim=True)
         shortened = p * (self.radius / reach.clamp(min=self.radius))
         descends = (clipped * gradient).sum(-1) < 0
@@ -113,22 +113,23 @@ class NewtonCG:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Backtrack to a sufficient decrease of E, or, where E is flat to rounding, of ‖∇E‖."""
         slope, size = (p * gradient).sum(-1), gradient.norm(dim=-1)
-        grain = torch.finfo(v.dtype).eps * value.abs()
-        flat = slope.abs() <= 100 * grain
+        rounding = torch.finfo(v.dtype).eps * value.abs()
+        flat = slope.abs() <= 100 * rounding
         length = torch.ones_like(value)
         moved = torch.zeros_like(active)
-        result, reached, bent = v, value, gradient
+        result, reached_value, reached_gradient = v, value, gradient
         for _ in range(self.halvings + 1):
             trial = v + length[:, None] * p
             trial_value, trial_gradient = energy_and_gradient(energy, trial)
             decreases = trial_value <= value + 1e-4 * length * slope
-            settles = (trial_gradient.norm(dim=-1) < size) & (trial_value <= value + 100 * grain)
-            good = active & ~moved & torch.where(flat, settles, decreases)
-            result = torch.where(good[:, None], trial, result)
-            reached = torch.where(good, trial_value, reached)
-            bent = torch.where(good[:, None], trial_gradient, bent)
-            moved = moved | good
+            level = trial_value <= value + 100 * rounding
+            flattens = (trial_gradient.norm(dim=-1) < size) & level
+            accepted = active & ~moved & torch.where(flat, flattens, decreases)
+            result = torch.where(accepted[:, None], trial, result)
+            reached_value = torch.where(accepted, trial_value, reached_value)
+            reached_gradient = torch.where(accepted[:, None], trial_gradient, reached_gradient)
+            moved = moved | accepted
             if all_done(active & ~moved):
                 break
             length = torch.where(moved, length, length / 2)
-        return result, reached, bent, moved
+        return result, reached_value, reached_gradient, moved

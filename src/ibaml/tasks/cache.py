@@ -149,8 +149,8 @@ def _prepare(store: Path) -> None:
         raise DataError(
             f"the cache {store} cannot be written ({error}): set IBAML_CACHE to one that can"
         ) from error
-    for left in _abandoned(store):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in _abandoned(store):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _make(store: Path) -> None:

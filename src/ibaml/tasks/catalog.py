@@ -119,8 +119,8 @@ def open_data(
         raise DataError(f"{spec!r} is neither a path nor one of {', '.join(CATALOG)}")
     kind = kind_of_data(spec)
     given = {"root": root, "splits": splits, "image_size": image_size}
-    if said := refusal(spec, kind, given):
-        raise DataError(said)
+    if reason := refusal(spec, kind, given):
+        raise DataError(reason)
     if known is not None:
         if known.open is None:
             return glyphs()

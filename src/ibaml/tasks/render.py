@@ -315,9 +315,9 @@ def _jitters(masters: list[Image], draws: np.ndarray) -> list[list[float]]:
     boxes = np.array([master.getbbox() for master in masters])
     reach = (np.abs(linear) @ (boxes[:, 2:] - boxes[:, :2])[:, :, None] / 2)[:, :, 0]
     half = masters[0].size[0] / 2
-    room = half - _OVERSAMPLING  # one pixel stays free
-    fit = np.minimum(1, room / reach.max(1))[:, None]
-    slack = np.maximum(room - fit * reach, 0)
+    free = half - _OVERSAMPLING  # one pixel stays free
+    fit = np.minimum(1, free / reach.max(1))[:, None]
+    slack = np.maximum(free - fit * reach, 0)
 
     back = np.linalg.inv(fit[:, :, None] * linear)
     center = half + np.clip(2 * half * shift, -slack, slack)

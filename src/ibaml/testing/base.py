@@ -28,12 +28,12 @@ def number(values: Tensor) -> int:
     return int(values.isfinite().sum())
 
 
-def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-8) -> None:
+def close(actual: Tensor, expected: Tensor, what: str, tolerance: float = 1e-8) -> None:
     """Refuse a difference above the tolerance, relative to the largest entry (or to 1)."""
-    assert found.shape == expected.shape, (
-        f"{what}: shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
+    assert actual.shape == expected.shape, (
+        f"{what}: shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
     )
-    error = float((found.detach() - expected.detach()).abs().max()) if found.numel() else 0.0
+    error = float((actual.detach() - expected.detach()).abs().max()) if actual.numel() else 0.0
     scale = max(1.0, float(expected.detach().abs().max()) if expected.numel() else 0.0)
     assert error <= tolerance * scale, f"{what}: off by {error:.2g}"
 

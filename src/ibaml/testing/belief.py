@@ -80,8 +80,8 @@ class BeliefSuite:
     def test_the_penalty_is_that_of_matrices(self) -> None:
         prior = self.prior()
         v = self.point(prior)
-        found = self.make().penalty(v, prior)
-        close(found, self.dense_penalty(v, prior), "the penalty is not its dense counterpart")
+        penalty = self.make().penalty(v, prior)
+        close(penalty, self.dense_penalty(v, prior), "the penalty is not its dense counterpart")
 
     def test_samples_have_the_moments(self) -> None:
         belief, v = self.make(), self.point(self.prior())
@@ -141,13 +141,13 @@ class BeliefSuite:
         prior = tuple(p.clone().requires_grad_() for p in self.prior())
         v = self.point(tuple(p.detach() for p in prior)).requires_grad_()
         u = normal(*v.shape, seed=8)
-        found = belief.prior_product(v.detach(), tuple(p.detach() for p in prior), u)
-        if found is None:
+        products = belief.prior_product(v.detach(), tuple(p.detach() for p in prior), u)
+        if products is None:
             pytest.skip("by autograd")
         (slope,) = torch.autograd.grad(belief.penalty(v, prior).sum(), v, create_graph=True)
         oracle = torch.autograd.grad(slope, prior, -u, allow_unused=True)
-        assert len(found) == len(prior)
-        for one, other in zip(found, oracle, strict=True):
+        assert len(products) == len(prior)
+        for one, other in zip(products, oracle, strict=True):
             close(one, torch.zeros_like(one) if other is None else other, "prior_product")
 
     def test_a_task_does_not_depend_on_its_neighbors(self) -> None:
@@ -165,13 +165,13 @@ class BeliefSuite:
         belief, prior, noise = self.make(), self.prior(), self.noise()
         v = self.point(prior)
         v_, prior_ = v.float(), tuple(p.float() for p in prior)
-        for found, exact in (
+        for actual, exact in (
             (belief.sample(v_, noise.float()), belief.sample(v, noise)),
             (belief.penalty(v_, prior_), belief.penalty(v, prior)),
             (belief.precision(v_, prior_).product(v_), belief.precision(v, prior).product(v)),
         ):
-            assert found.dtype == torch.float32
-            close(found.double(), exact, "single precision", 1e-3)
+            assert actual.dtype == torch.float32
+            close(actual.double(), exact, "single precision", 1e-3)
 
     def test_a_learner_takes_it(self) -> None:
         """Meta-gradients for the whole prior, adaptation and predictions."""

@@ -52,8 +52,8 @@ class GradientRuleSuite:
         start = self.belief().start(energy.meta.prior, len(chosen))
         record = Record()
         v = self.make()(energy, start, self.solver(), record)
-        found = torch.autograd.grad(v, theta, self.cotangent()[tasks], allow_unused=True)
-        return v.detach(), _filled(found, theta), record
+        gradients = torch.autograd.grad(v, theta, self.cotangent()[tasks], allow_unused=True)
+        return v.detach(), _filled(gradients, theta), record
 
     def cotangent(self) -> Tensor:
         return normal(TASKS, self.belief().dim(4), seed=30)
@@ -68,24 +68,24 @@ class GradientRuleSuite:
                 return self.belief().start(one.bind(theta).meta.prior, 1)
 
             expected = self.dense(one, start, self.cotangent()[t : t + 1])
-            _, found, _ = self.pulled(slice(t, t + 1))
-            assert len(found) == len(expected)
-            for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            _, gradients, _ = self.pulled(slice(t, t + 1))
+            assert len(gradients) == len(expected)
+            for i, (a, b) in enumerate(zip(gradients, expected, strict=True)):
                 close(a, b, f"the gradient of tensor {i} of θ", self.tolerance)
 
     def test_the_value_is_the_solvers(self) -> None:
         energy, start = problem(self.belief())
         value, _, record = self.pulled()
-        still = energy.bind(tuple(x.detach() for x in energy.theta))
-        close(value, self.solver().solve(still, start).value, "the solution")
+        detached_energy = energy.bind(tuple(x.detach() for x in energy.theta))
+        close(value, self.solver().solve(detached_energy, start).value, "the solution")
         assert record.solution is not None, "the record has no solution"
         assert not record.solution.value.requires_grad
 
     def test_gradients_add_up_over_tasks(self) -> None:
         _, together, _ = self.pulled()
         alone = [self.pulled(slice(t, t + 1))[1] for t in range(TASKS)]
-        for i, found in enumerate(together):
-            close(found, torch.stack([one[i] for one in alone]).sum(0), "the sum over tasks")
+        for i, actual in enumerate(together):
+            close(actual, torch.stack([one[i] for one in alone]).sum(0), "the sum over tasks")
 
     def test_without_gradients_it_only_solves(self) -> None:
         energy, start = problem(self.belief())
@@ -94,5 +94,5 @@ class GradientRuleSuite:
         assert not v.requires_grad
 
 
-def _filled(found: tuple[Tensor | None, ...], theta: Theta) -> list[Tensor]:
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, theta, strict=True)]
+def _filled(gradients: tuple[Tensor | None, ...], theta: Theta) -> list[Tensor]:
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, theta, strict=True)]

@@ -39,9 +39,9 @@ class LikelihoodSuite:
         return self.make().to(F64)
 
     def test_values_are_those_of_the_counterpart(self) -> None:
-        found = self.likelihood()(self.outputs(), self.targets())
-        assert found.shape == (len(self.outputs()),), "one nll for every example"
-        close(found, self.dense(self.outputs(), self.targets()), "the nll")
+        nll = self.likelihood()(self.outputs(), self.targets())
+        assert nll.shape == (len(self.outputs()),), "one nll for every example"
+        close(nll, self.dense(self.outputs(), self.targets()), "the nll")
 
     def test_an_example_does_not_depend_on_its_neighbors(self) -> None:
         likelihood, outputs, y = self.likelihood(), self.outputs(), self.targets()
@@ -76,19 +76,20 @@ class LikelihoodSuite:
         likelihood, outputs, y = self.likelihood(), self.outputs(), self.targets()
         if not likelihood.takes_labels(y):
             pytest.skip("no classes")
-        found = likelihood.probabilities(outputs)
-        close(found.sum(-1), torch.ones(len(outputs), dtype=F64), "the sum of probabilities")
+        probabilities = likelihood.probabilities(outputs)
+        ones = torch.ones(len(outputs), dtype=F64)
+        close(probabilities.sum(-1), ones, "the sum of probabilities")
         outside = {n: t.detach() for n, t in likelihood.outside().items()}
         read = likelihood.rescale(outputs, outside)
-        labels = torch.arange(found.shape[-1])
+        labels = torch.arange(probabilities.shape[-1])
         nll = torch.stack([likelihood(read, label.expand(len(read))) for label in labels], -1)
-        close(found, (-nll).softmax(-1), "the probabilities")
+        close(probabilities, (-nll).softmax(-1), "the probabilities")
 
     def test_its_parameters_have_gradients(self) -> None:
         likelihood, outputs, y = self.likelihood(), self.outputs(), self.targets()
         read = likelihood.rescale(outputs, likelihood.outside())
         loss = likelihood(read, y).sum()
         for name, parameter in likelihood.named_parameters():
-            (found,) = torch.autograd.grad(loss, parameter, retain_graph=True, allow_unused=True)
-            assert found is not None, f"nothing depends on {name}"
-            assert bool(found.isfinite().all()), f"the gradient of {name} is not finite"
+            (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True, allow_unused=True)
+            assert gradient is not None, f"nothing depends on {name}"
+            assert bool(gradient.isfinite().all()), f"the gradient of {name} is not finite"

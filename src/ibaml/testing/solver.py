@@ -46,8 +46,8 @@ class SolverSuite:
         energy, start = self.problem()
         solution = self.make(self.many).solve(energy, start)
         minimum = self.minimum(energy, start)
-        way = (minimum - start).norm(dim=-1)
-        error = (solution.value - minimum).norm(dim=-1) / way
+        distance = (minimum - start).norm(dim=-1)
+        error = (solution.value - minimum).norm(dim=-1) / distance
         assert bool((error <= self.tolerance).all()), f"off by {error.tolist()} of the way"
 
     def test_it_says_what_happened(self) -> None:
@@ -70,10 +70,10 @@ class SolverSuite:
     def test_it_leaves_no_graph_and_no_trace(self) -> None:
         energy, _ = problem(self.belief())  # with θ to flow into
         start = self.belief().start(energy.meta.prior, TASKS).detach().requires_grad_()
-        kept = start.detach().clone()
+        original = start.detach().clone()
         solution = self.make(self.few).solve(detached(energy), start.detach())
         assert not solution.value.requires_grad
-        assert torch.equal(start, kept), "it wrote into its start"
+        assert torch.equal(start, original), "it wrote into its start"
 
     def test_it_does_the_same_again(self) -> None:
         energy, start = self.problem()
@@ -95,12 +95,12 @@ class SolverSuite:
         energy, start = self.problem()
         x = energy.x.clone()
         x[1] = float("nan")
-        well = self.make(self.few).solve(energy, start).value
+        healthy = self.make(self.few).solve(energy, start).value
         solution = self.make(self.few).solve(replace(energy, x=x), start)
         assert solution.diverged.tolist() == [False, True, False]
         assert torch.equal(solution.value[1], start[1]), "a task that diverged has its start"
         for t in (0, 2):
-            close(solution.value[t], well[t], "a neighbor of an ill task")
+            close(solution.value[t], healthy[t], "a neighbor of an ill task")
 
 
 def _newton(energy: TaskEnergy, v: Tensor) -> Tensor:

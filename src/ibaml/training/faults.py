@@ -24,32 +24,36 @@ def diagnose(learner: MetaLearner, settings: Settings) -> str:
     """What went wrong in the last call of the learner, and in the gradients it left."""
     sentences = []
     try:
-        seen: Diagnostics | None = learner.diagnostics
+        diagnostics: Diagnostics | None = learner.diagnostics
     except RuntimeError:
-        seen = None
-    if seen is not None and bool(seen.left_out.any()):
-        sentences.append(_inner(learner, seen, settings))
-    if worst := _first_ill((n, p.grad) for n, p in learner.named_parameters()):
-        name, value = worst
+        diagnostics = None
+    if diagnostics is not None and bool(diagnostics.left_out.any()):
+        sentences.append(_inner(learner, diagnostics, settings))
+    if nonfinite := _first_nonfinite((n, p.grad) for n, p in learner.named_parameters()):
+        name, value = nonfinite
         sentences.append(
             f"the meta-gradient of {name} is {value}: lower meta_lr (now {settings.meta_lr:g}) or "
             f"clip (now {settings.clip:g})"
         )
-    if worst := _first_ill((n, p.detach()) for n, p in learner.named_parameters()):
-        sentences.append(f"the meta-parameter {worst[0]} is {worst[1]}: go back to a checkpoint")
+    if nonfinite := _first_nonfinite((n, p.detach()) for n, p in learner.named_parameters()):
+        sentences.append(
+            f"the meta-parameter {nonfinite[0]} is {nonfinite[1]}: go back to a checkpoint"
+        )
     return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
 
-def _inner(learner: MetaLearner, seen: Diagnostics, settings: Settings) -> str:
+def _inner(learner: MetaLearner, diagnostics: Diagnostics, settings: Settings) -> str:
     """Why tasks were left out of the last iteration, and what to change."""
-    out, total = int(seen.left_out.sum()), len(seen.keys)
-    solution = seen.record.solution
+    left_out, total = int(diagnostics.left_out.sum()), len(diagnostics.keys)
+    solution = diagnostics.record.solution
     assert solution is not None
-    reasons = {seen.reason[t].sentence for t in range(total) if bool(seen.left_out[t])}
-    text = f"{out} of {total} tasks were left out of the last iteration"
+    reasons = {
+        diagnostics.reason[t].sentence for t in range(total) if bool(diagnostics.left_out[t])
+    }
+    text = f"{left_out} of {total} tasks were left out of the last iteration"
     if bool(solution.diverged.any()):
         text += f": adaptation {' and '.join(sorted(reasons))}"
-        layer = _steepest(learner, solution.gradient, seen.left_out)
+        layer = _steepest(learner, solution.gradient, diagnostics.left_out)
         if layer is not None:
             text += f", first in {layer}"
         bayes = settings.init_log_var is not None
@@ -71,12 +75,12 @@ def _inner(learner: MetaLearner, seen: Diagnostics, settings: Settings) -> str:
     return text
 
 
-def _steepest(learner: MetaLearner, gradient: Tensor | None, out: Tensor) -> str | None:
+def _steepest(learner: MetaLearner, gradient: Tensor | None, left_out: Tensor) -> str | None:
     """The weights whose ∇E is not finite, or largest, among the tasks left out."""
     slots = learner.layout.slots(learner.belief.blocks(learner.layout.size))
     if gradient is None or gradient.shape[-1] != slots[-1][2]:
         return None
-    bad_gradient = gradient[out]
+    bad_gradient = gradient[left_out]
     sizes = {name: bad_gradient[:, begin:end].norm() for name, begin, end in slots}
     for name, size in sizes.items():
         if not bool(size.isfinite()):
@@ -85,7 +89,7 @@ def _steepest(learner: MetaLearner, gradient: Tensor | None, out: Tensor) -> str
     return f"{name} (‖∇E‖ = {float(sizes[name]):.1e})"
 
 
-def _first_ill(named: Iterable[tuple[str, Tensor | None]]) -> tuple[str, str] | None:
+def _first_nonfinite(named: Iterable[tuple[str, Tensor | None]]) -> tuple[str, str] | None:
     for name, tensor in named:
         if tensor is not None and not bool(torch.isfinite(tensor).all()):
             return name, "NaN" if bool(tensor.isnan().any()) else "infinite"
@@ -123,10 +127,10 @@ def what_to_lower(settings: Settings) -> str:
 def unsolved(learner: MetaLearner) -> str:
     """A sentence if the linear systems of the last gradient were not solved, else empty."""
     try:
-        seen = learner.diagnostics
+        diagnostics = learner.diagnostics
     except RuntimeError:
         return ""
-    unsolved, residual = seen.unsolved, seen.cg_residual
+    unsolved, residual = diagnostics.unsolved, diagnostics.cg_residual
     if unsolved is None or residual is None or not bool(unsolved.any()):
         return ""
     return (

@@ -37,38 +37,38 @@ def fit_memory(
         resumed: the folder of a resumed run, which keeps its micro-batch.
     """
     device = next(learner.parameters()).device
-    mine = -(-settings.tasks // processes.world)  # the most tasks that one process has
+    per_process = -(-settings.tasks // processes.world)  # the most tasks that one process has
     free = free_bytes(device)
-    wanted = min(settings.micro_batch or mine, mine)
-    each, fixed, fits = 1, 0, wanted
+    requested = min(settings.micro_batch or per_process, per_process)
+    per_task, fixed, fits = 1, 0, requested
     if free is not None:
         if device.type != "cuda":
             free //= processes.local_world
         one = meta_step_bytes(learner, tasks, settings, 1)
-        two = meta_step_bytes(learner, tasks, settings, 2) if wanted > 1 else 2 * one
-        each = max(two - one, 1)
-        fixed = max(one - each, 0)
-        fits = int((0.9 * free - fixed) / each)
-    fits = processes.least(
-        fits, device
-    )  # the same in all processes, so that sums are rounded alike
-    if fits < 1 or (settings.micro_batch is not None and fits < wanted):
-        least = wanted if fits >= 1 else 1
-        need = f"{least} task(s) at once need about {_size(fixed + each * least)} and " + (
+        two = meta_step_bytes(learner, tasks, settings, 2) if requested > 1 else 2 * one
+        per_task = max(two - one, 1)
+        fixed = max(one - per_task, 0)
+        fits = int((0.9 * free - fixed) / per_task)
+    fits = processes.least(fits, device)  # the same in all, so that sums round alike
+    if fits < 1 or (settings.micro_batch is not None and fits < requested):
+        least = requested if fits >= 1 else 1
+        need = f"{least} task(s) at once need about {_size(fixed + per_task * least)} and " + (
             "less" if free is None else _size(free)
         )
         if resumed is not None:
             raise TrainingError(
-                f"{need} is free. The run takes {wanted} tasks at a time: free some memory, or "
-                "choose another number, which rounds sums differently (ibaml train "
+                f"{need} is free. The run takes {requested} tasks at a time: free some memory, "
+                "or choose another number, which rounds sums differently (ibaml train "
                 f"--resume {resumed} --micro-batch {max(fits, 1)})"
             )
         raise TrainingError(f"{need} is free: lower {what_to_lower(settings)}")
-    chosen = min(wanted, fits)
-    notes = [f"the {mine} tasks of an iteration run {chosen} at a time"] if chosen < mine else []
+    chosen = min(requested, fits)
+    notes = []
+    if chosen < per_process:
+        notes = [f"the {per_process} tasks of an iteration run {chosen} at a time"]
     if free is not None:
         notes.append(
-            f"execution: {learner.strategy}; memory: about {_size(fixed + each * chosen)} for "
+            f"execution: {learner.strategy}; memory: about {_size(fixed + per_task * chosen)} for "
             f"{chosen} task(s) at once, {_size(free)} free"
         )
     return Fit(chosen, tuple(notes))
@@ -85,7 +85,7 @@ def meta_step_bytes(learner: MetaLearner, tasks: TaskSource, settings: Settings,
 
     try:
         for batch in batches:
-            learner.examine(batch)  # happens once in a run, so it is not measured
+            learner.runner_for(batch)  # happens once in a run, so it is not measured
         return peak_bytes(meta_gradient, next(learner.parameters()).device)
     except Exception as error:
         if not out_of_memory(error):

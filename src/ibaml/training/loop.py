@@ -90,7 +90,7 @@ class Trainer:
         self.faulty = 0  # faulty iterations in a row
         self.rise = Rise()
         self.returns = 0  # how often it went back to the best weights
-        self.unheard: OSError | None = None  # why a watcher failed
+        self.watcher_error: OSError | None = None  # why a watcher failed
         self.notes: list[str] = []  # for the watchers, once the run begins
         self.stop = StopRequest()
 
@@ -144,7 +144,7 @@ class Trainer:
         took part.
         """
         settings = self.settings
-        mine = self.processes.share(range(step * settings.tasks, (step + 1) * settings.tasks))
+        keys = self.processes.share(range(step * settings.tasks, (step + 1) * settings.tasks))
         like = self.parameters[0]
         sums = like.new_zeros(3)  # of losses, of tasks that took part, of tasks left out
         caught = like.new_tensor(self.stop.caught())
@@ -152,13 +152,13 @@ class Trainer:
             p.grad = torch.zeros_like(p)
         self.learner.train()
         with self.learner.one_meta_step() as statistics:
-            for chunk in _chunks(mine, settings.micro_batch or len(mine)):
+            for chunk in _chunks(keys, settings.micro_batch or len(keys)):
                 sums += self._add_gradient(chunk, mix(settings.seed, _NOISE, step))
             gradients = [p.grad for p in self.parameters if p.grad is not None]
             self.processes.add_up([*gradients, sums, caught, *statistics.tensors()])
-        total, counted, out = sums.unbind()
+        total, counted, left_out = sums.unbind()
         torch._foreach_div_(gradients, counted.clamp(min=1))
-        return total / counted, counted, out, caught
+        return total / counted, counted, left_out, caught
 
     def _add_gradient(self, keys: Sequence[int], seed: int) -> Tensor:
         """Add the sum of these tasks' gradients. (The memory of one micro-batch is free before the
@@ -166,29 +166,31 @@ class Trainer:
         sums = self.parameters[0].new_zeros(3)
         for batch in self.tasks.batches("train", keys):
             loss = self.learner(batch, torch.Generator().manual_seed(seed))
-            before = len(batch) - self.learner.diagnostics.left_out.sum()
-            gradients = torch.autograd.grad(loss * before, self.parameters, allow_unused=True)
+            counted_before = len(batch) - self.learner.diagnostics.left_out.sum()
+            total = loss * counted_before
+            gradients = torch.autograd.grad(total, self.parameters, allow_unused=True)
             # the backward pass may have left out more
-            out = self.learner.diagnostics.left_out.sum()
-            counted = len(batch) - out
-            share = counted / before.clamp(min=1)  # 1 unless the backward pass left out tasks
+            left_out = self.learner.diagnostics.left_out.sum()
+            counted = len(batch) - left_out
+            share = counted / counted_before.clamp(min=1)  # 1 unless the backward pass did
             for p, g in zip(self.parameters, gradients, strict=True):
                 if g is not None and p.grad is not None:
                     p.grad += g * share
             zero = torch.zeros_like(loss)
             sums += torch.stack(
-                [torch.where(counted > 0, loss.detach() * counted, zero), counted, out]
+                [torch.where(counted > 0, loss.detach() * counted, zero), counted, left_out]
             )
         return sums
 
     def advance(self) -> Step:
         """One meta-iteration."""
-        loss, counted, out, caught = self.gradient(self.step)
+        loss, counted, left_out, caught = self.gradient(self.step)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
-        parts = [loss, counted, out, norm, *caught]
-        seen = torch.stack([t.to(norm.dtype) for t in parts]).tolist()
+        parts = [loss, counted, left_out, norm, *caught]
+        figures = torch.stack([t.to(norm.dtype) for t in parts]).tolist()
+        mean_loss, taking_part, without, gradient_norm, *caught_by = figures
         rate = rate_at(self.settings, self.step) * SHRINK**self.returns
-        moved = seen[1] > 0 and math.isfinite(seen[3])
+        moved = taking_part > 0 and math.isfinite(gradient_norm)
         if moved:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -196,22 +198,22 @@ class Trainer:
             if self.average is not None:
                 self.average.update()
         self.step += 1
-        moved_enough = moved and 2 * seen[2] <= seen[1] + seen[2]
+        tasks = taking_part + without
+        moved_enough = moved and 2 * without <= tasks
         self.faulty = 0 if moved_enough else self.faulty + 1
-        self.stop.agree(seen[4:])
-        report = Step(
-            self.step, seen[0], int(seen[1] + seen[2]), int(seen[2]), seen[3], moved, rate
-        )
-        wanted = self.step % self.settings.log_every == 0 or self.step == self.settings.iterations
-        return self._with_diagnostics(report) if wanted else report
+        self.stop.agree(caught_by)
+        report = Step(self.step, mean_loss, int(tasks), int(without), gradient_norm, moved, rate)
+        every, last = self.settings.log_every, self.settings.iterations
+        is_logged = self.step % every == 0 or self.step == last
+        return self._with_diagnostics(report) if is_logged else report
 
     def _with_diagnostics(self, report: Step) -> Step:
         """The report with the diagnostics of this process's last call."""
         try:
-            seen = self.learner.diagnostics
+            last = self.learner.diagnostics
         except RuntimeError:  # this process has no tasks
             return report
-        residual, norms, unsolved = seen.cg_residual, seen.gradient_norm, seen.unsolved
+        residual, norms, unsolved = last.cg_residual, last.gradient_norm, last.unsolved
         return replace(
             report,
             cg_residual=None if residual is None else float(residual.nanmean()),
@@ -229,8 +231,8 @@ class Trainer:
         self.fit_memory()
         validates = settings.val_every > 0 and has_tasks(self.tasks, "val")
         self._tell("started", self.step, settings.iterations)
-        if self._unheard_anywhere():  # no work is lost yet
-            raise RunError(f"{_reason(self.unheard)}: make room, or choose another place")
+        if self._a_watcher_failed():  # no work is lost yet
+            raise RunError(f"{_reason(self.watcher_error)}: make room, or choose another place")
         for note in self.notes:
             self._tell("message", note)
         if settings.val_every > 0 and not validates:
@@ -260,7 +262,7 @@ class Trainer:
                 ) from error
             self._tell("stepped", report)
             if settings.method != "reptile" and self.rise.watch(self.step, report.loss):
-                self._question(validates)  # (Reptile's loss is a distance, so it is not watched)
+                self._check_rise(validates)  # (Reptile's loss is a distance: not watched)
             if self.faulty >= settings.patience:
                 self._give_up(saved)
             last = self.step == settings.iterations
@@ -268,13 +270,13 @@ class Trainer:
                 self.validate()
             stop = self.stop.signal(self.processes.world)
             if self.step % settings.checkpoint_every == 0 or last or stop:
-                self._refuse_ill()
+                self._refuse_nonfinite()
                 self.save()
                 saved = self.step
             if stop:
-                self._complain()
+                self._raise_watcher_error()
                 return Outcome(self.step, stop)
-        self._complain()
+        self._raise_watcher_error()
         if validates and self.best is not None and self.best_step < self.step:
             self._tell(
                 "message",
@@ -283,19 +285,19 @@ class Trainer:
             )
         return Outcome(self.step)
 
-    def _complain(self) -> None:
+    def _raise_watcher_error(self) -> None:
         """Raise for what could not be written, now that the state is saved."""
-        if self._unheard_anywhere():
+        if self._a_watcher_failed():
             raise RunError(
-                f"{_reason(self.unheard)}: saved after iteration {self.step}. Make room, then: "
-                f"ibaml train --resume {self._place()}"
+                f"{_reason(self.watcher_error)}: saved after iteration {self.step}. Make room, "
+                f"then: ibaml train --resume {self._run_path()}"
             )
 
-    def _unheard_anywhere(self) -> bool:
+    def _a_watcher_failed(self) -> bool:
         """Whether a watcher of any process failed, so that all processes end alike."""
-        return not self.processes.all_agree(self.unheard is None, self.device)
+        return not self.processes.all_agree(self.watcher_error is None, self.device)
 
-    def _question(self, validates: bool) -> None:
+    def _check_rise(self, validates: bool) -> None:
         """The training loss is far above its best. Validation tasks, where there are any, decide
         whether anything was lost, because harder tasks also raise the loss."""
         before = self.best
@@ -329,18 +331,15 @@ class Trainer:
             f"with {SHRINK:g} times the step size. {unsolved(self.learner)}".rstrip(),
         )
 
-    def _place(self) -> str:
+    def _run_path(self) -> str:
         return "RUN" if self.run is None else shlex.quote(str(self.run.path))
 
     def validate(self) -> dict[str, float]:
         """Scores on the validation tasks; saves the weights if they are the best so far."""
+        on_message = partial(self._tell, "message")
         with nullcontext() if self.average is None else self.average.in_place():
             result = validation_scores(
-                self.learner,
-                self.tasks,
-                self.settings,
-                self.processes,
-                partial(self._tell, "message"),
+                self.learner, self.tasks, self.settings, self.processes, on_message
             )
         best = result["nll"] < (float("inf") if self.best is None else self.best)
         if best:
@@ -358,7 +357,7 @@ class Trainer:
             f"stopped: {self.faulty} faulty iterations in a row (patience). {what} {where}".strip()
         )
 
-    def _refuse_ill(self) -> None:
+    def _refuse_nonfinite(self) -> None:
         """Stop before weights that are not finite are written over good ones."""
         if not all(bool(p.isfinite().all()) for p in self.parameters):
             raise Diverged(f"stopped. {diagnose(self.learner, self.settings)}")
@@ -370,15 +369,15 @@ class Trainer:
             try:
                 getattr(watcher, what)(*words)
             except OSError as error:
-                if self.unheard is None:
-                    self.unheard = error
+                if self.watcher_error is None:
+                    self.watcher_error = error
                     self.stop.ask()
 
     def fit_memory(self) -> None:
         """Choose the micro-batch if none was given; refuse one that does not fit."""
         if self.step >= self.settings.iterations:
             return
-        resumed = self._place() if self.step else None
+        resumed = self._run_path() if self.step else None
         fit = fit_memory(self.learner, self.tasks, self.settings, self.processes, resumed)
         # kept in the settings: a resumed run takes the same number, whatever memory is free then
         notes = self._settle(micro_batch=fit.micro_batch)

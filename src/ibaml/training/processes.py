@@ -76,8 +76,8 @@ class Processes:
         return bool(self.least(int(agreed), device))
 
 
-def who_am_i() -> Processes:
-    """This process as torchrun's environment describes it; a single process where there is none."""
+def this_process() -> Processes:
+    """This process as torchrun's environment describes it; a single one where there is none."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return Processes()
     return Processes(

@@ -109,7 +109,7 @@ def no_way_back(
     """
     assert settings.meta_lr is not None
     why = f" after {returns} returns to the best weights" if returns else ""
-    kept = (
+    advice = (
         f"The best weights on the validation tasks are kept ({best})."
         if best is not None
         else "No weights were validated before; with validation tasks (val_every) a run "
@@ -118,5 +118,5 @@ def no_way_back(
     return Diverged(
         f"stopped in iteration {step}: {rise.sentence}{why}. Lower meta_lr (now "
         f"{settings.meta_lr:g}, try {settings.meta_lr * SHRINK ** (returns + 1):.1g}). "
-        f"{unsolved}{kept}"
+        f"{unsolved}{advice}"
     )

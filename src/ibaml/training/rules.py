@@ -96,8 +96,8 @@ def refuse_unread_by_network(given: Mapping[str, Any], model: str) -> None:
 
 def refuse_unread_data(given: Mapping[str, Any]) -> None:
     """Refuse settings that this kind of data does not read."""
-    if said := refusal(given.get("data", "glyphs"), data_kind(given), given):
-        raise SettingsError(said)
+    if reason := refusal(given.get("data", "glyphs"), data_kind(given), given):
+        raise SettingsError(reason)
 
 
 def temperature_of(text: str) -> Temperature:

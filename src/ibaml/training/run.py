@@ -49,7 +49,7 @@ class Run:
     path: Path
     settings: Settings
     data: dict[str, Any]
-    _seen: dict[Path, tuple[tuple[int, ...], bool]] = field(
+    _readable: dict[Path, tuple[tuple[int, ...], bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # for each file read or written here: its signature then, and whether it was readable
 
@@ -96,29 +96,31 @@ class Run:
         try:
             write_whole(path, content)
         except OSError as error:
-            good = next((old for old in self.saved() if self._is_readable(old)), None)
-            left = (
-                "there is none before it" if good is None else f"the last good checkpoint is {good}"
+            last_good = next((old for old in self.saved() if self._is_readable(old)), None)
+            fallback = (
+                "there is none before it"
+                if last_good is None
+                else f"the last good checkpoint is {last_good}"
             )
             remedy = "Free disk space (or restore the permissions of the folder)"
             if path.is_dir():
                 remedy = "Move the folder of that name away"
             raise RunError(
                 f"{path} could not be written ({error.strerror or error}; it needs "
-                f"{len(content) / 1e6:.1f} MB): {left}. {remedy}, then: ibaml train --resume "
+                f"{len(content) / 1e6:.1f} MB): {fallback}. {remedy}, then: ibaml train --resume "
                 f"{self.path}"
             ) from error
-        self._seen[path] = _signature(path), True
+        self._readable[path] = _signature(path), True
 
     def _is_readable(self, path: Path) -> bool:
         """Whether a checkpoint can be read; a file that has not changed is not read again."""
         try:
             signature = _signature(path)
-            if self._seen.get(path, ((), False))[0] != signature:
-                self._seen[path] = signature, False
+            if self._readable.get(path, ((), False))[0] != signature:
+                self._readable[path] = signature, False
                 unpack(path.read_bytes())
-                self._seen[path] = signature, True
-            return self._seen[path][1]
+                self._readable[path] = signature, True
+            return self._readable[path][1]
         except (CheckpointError, OSError):
             return False
 
@@ -147,8 +149,8 @@ class Run:
         saved, notes = self.newest()
         if saved is None and notes:
             raise RunError(
-                f"no checkpoint of {self.path} can be read ({'; '.join(notes)}): restore one, or "
-                "train in a new folder (ibaml train --config "
+                f"no checkpoint of {self.path} can be read ({'; '.join(notes)}): restore one, "
+                "or train in a new folder (ibaml train --config "
                 f"{shlex.quote(str(self.path / 'config.toml'))} --out …)"
             )
         return saved, notes
@@ -312,8 +314,8 @@ def prepare_folder(run: Run) -> None:
     left half written."""
     try:
         run.checkpoints.mkdir(exist_ok=True)
-        for left in run.checkpoints.glob(".*-*"):
-            left.unlink(missing_ok=True)
+        for leftover in run.checkpoints.glob(".*-*"):
+            leftover.unlink(missing_ok=True)
         write_whole(run.checkpoints / ".probe", b"")
         os.unlink(run.checkpoints / ".probe")
     except OSError as error:
@@ -331,9 +333,9 @@ def _revision() -> str | None:
     """The git revision of this code, with a + if there are uncommitted changes."""
 
     def git(*words: str) -> str:
-        here = Path(__file__).parent
+        folder = Path(__file__).parent
         return subprocess.run(
-            ["git", "-C", str(here), *words],
+            ["git", "-C", str(folder), *words],
             capture_output=True,
             text=True,
             timeout=10,

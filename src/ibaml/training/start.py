@@ -26,7 +26,7 @@ from ibaml.training.build import (
 )
 from ibaml.training.checkpoint import under, unpack
 from ibaml.training.loop import Outcome, Trainer
-from ibaml.training.processes import Processes, joined, who_am_i
+from ibaml.training.processes import Processes, joined, this_process
 from ibaml.training.run import (
     Run,
     RunError,
@@ -52,7 +52,7 @@ def train(
 
     >>> train(resolve({"data": "sinusoids", "iterations": 100}), "runs/waves")    # doctest: +SKIP
     """
-    processes = who_am_i()
+    processes = this_process()
     settings = located(settings)
     out = Path(out)
     if processes.restarts and (out / "config.json").exists():
@@ -87,7 +87,7 @@ def resume(
     if changes := {name: value for name, value in given.items() if value is not None}:
         run = run.changed(**changes)
     with threads(run.settings.threads):
-        return run, _go_on(run, who_am_i(), watchers, progress)
+        return run, _go_on(run, this_process(), watchers, progress)
 
 
 def _begin(
@@ -129,23 +129,23 @@ def _go_on(
         )
     learner = build_learner(settings, build_network(settings, tasks.example_shape)).to(device)
     with joined(processes, device):
-        saved, told = run.resumable() if processes.first else (None, [])
+        saved, notes = run.resumable() if processes.first else (None, [])
         content = processes.from_first(None if saved is None else saved.content, device)
-        return _go(run, learner, tasks, processes, watchers, content, told)
+        return _go(run, learner, tasks, processes, watchers, content, notes)
 
 
 def _in_first(processes: Processes, device: torch.device, make: Callable[[], Run]) -> Run | None:
     """Do something in the first process; every process learns whether it worked."""
-    made: Run | None = None
+    result: Run | None = None
     error: Exception | None = None
     if processes.first:
         try:
-            made = make()
+            result = make()
         except Exception as caught:
             error = caught
     if not processes.all_agree(error is None, device):
         raise error or RunError("the first process could not make the run folder")
-    return made
+    return result
 
 
 def _go(

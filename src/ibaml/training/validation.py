@@ -22,23 +22,23 @@ def validation_scores(
     tasks: TaskSource,
     settings: Settings,
     processes: Processes,
-    tell: Callable[[str], None],
+    on_message: Callable[[str], None],
 ) -> dict[str, float]:
     """The nll, and accuracy or RMSE, over ``val_tasks`` tasks. A fitted temperature is fitted on
     these tasks."""
     keys = processes.share(range(settings.val_tasks))
     second = "rmse" if settings.regression else "accuracy"
     sums = {"nll": 0.0, "tasks": 0.0, second: 0.0}
-    for row in _rows(learner, tasks, settings, processes, keys, tell):
+    for row in _rows(learner, tasks, settings, processes, keys, on_message):
         sums["nll"] += row["nll"]
         sums[second] += row["mse" if second == "rmse" else "accuracy"]
         sums["tasks"] += 1
     device = next(learner.parameters()).device
     values = torch.tensor(list(sums.values()), dtype=torch.float64, device=device)
     processes.add_up([values])
-    found = dict(zip(sums, values.tolist(), strict=True))
-    count = found.pop("tasks")
-    result = {name: value / count for name, value in found.items()}
+    totals = dict(zip(sums, values.tolist(), strict=True))
+    count = totals.pop("tasks")
+    result = {name: value / count for name, value in totals.items()}
     if second == "rmse":
         result["rmse"] = result["rmse"] ** 0.5
     if isinstance(learner.likelihood, Categorical):
@@ -52,7 +52,7 @@ def _rows(
     settings: Settings,
     processes: Processes,
     keys: Sequence[int],
-    tell: Callable[[str], None],
+    on_message: Callable[[str], None],
 ) -> list[dict[str, int | float]]:
     """The scores of this process's tasks, one row each."""
     at_once = min(settings.micro_batch or 16, 16)
@@ -67,9 +67,7 @@ def _rows(
             scores = fit_temperature(learner, tasks, "val", keys, batch=at_once, add_up=add_up)
         else:
             scores = score_tasks(learner, tasks, "val", keys, batch=at_once)
-    except (
-        FloatingPointError
-    ) as error:  # later steps may recover; otherwise `patience` stops the run
-        tell(f"validation: {error}")
+    except FloatingPointError as error:  # later steps may recover; else `patience` ends it
+        on_message(f"validation: {error}")
         return [{"nll": math.nan, "mse": math.nan, "accuracy": math.nan}]
     return [] if scores is None else scores.rows()

@@ -113,11 +113,11 @@ class Belief(ABC):
 
     def slices(self, n: int) -> dict[str, slice]:
         """Where each block of v lies."""
-        found, at = {}, 0
+        by_name, at = {}, 0
         for name, size in self.blocks(n).items():
-            found[name] = slice(at, at + size)
+            by_name[name] = slice(at, at + size)
             at += size
-        return found
+        return by_name
 
     def dim(self, n: int) -> int:
         """The entries of v for n weights."""

@@ -81,7 +81,7 @@ class LowRankGaussian(Belief):
         off = (m_t - m) * scale
         w_t = factor_t * scale
 
-        def taken(x: Tensor) -> Tensor:
+        def explained(x: Tensor) -> Tensor:
             """xᵀW(I + WᵀW)⁻¹Wᵀx summed over the rows x (T, rows, n)."""
             return _divided(root, w @ x.mT).square().sum((-1, -2))
 
@@ -90,8 +90,8 @@ class LowRankGaussian(Belief):
 
         diagonal = (torch.expm1(ratio) - ratio).sum(-1)
         diagonal = diagonal - _divided(root, w * (ratio / 2).exp()[:, None]).square().sum((-1, -2))
-        mean = off.square().sum(-1) - taken(off[:, None])
-        factor = w_t.square().sum((-1, -2)) - taken(w_t)
+        mean = off.square().sum(-1) - explained(off[:, None])
+        factor = w_t.square().sum((-1, -2)) - explained(w_t)
         own = factor_t * (-rho_t / 2).exp()[:, None]
         return (diagonal + mean + factor + log_det(root) - log_det(_root(own))) / 2
 

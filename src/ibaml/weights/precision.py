@@ -68,10 +68,10 @@ class AutogradPrecision:
     def product(self, u: Tensor) -> Tensor:
         if not self._slope.requires_grad:  # a penalty that is linear
             return torch.zeros_like(u)
-        (found,) = torch.autograd.grad(
+        (product,) = torch.autograd.grad(
             self._slope, self._v, u, retain_graph=True, allow_unused=True
         )
-        return torch.zeros_like(u) if found is None else self._factor * found
+        return torch.zeros_like(u) if product is None else self._factor * product
 
     def times(self, factor: float | Tensor) -> AutogradPrecision:
         made = object.__new__(AutogradPrecision)

@@ -65,14 +65,14 @@ class PriorParameters:
             n: self.groups[tied][parameter_key(n)] if n in layout.rows else weights[n]
             for n in layout.names
         }
-        found = [layout.join(means)]
+        vectors = [layout.join(means)]
         for name in rest:
             group = self.groups[name]
             if name in self._whole:
-                found.append(group[_WHOLE].reshape(-1))
+                vectors.append(group[_WHOLE].reshape(-1))
             else:
-                found.append(layout.join({n: group[parameter_key(n)] for n in layout.names}))
-        return tuple(found)
+                vectors.append(layout.join({n: group[parameter_key(n)] for n in layout.names}))
+        return tuple(vectors)
 
 
 def _parameters(tensors: Mapping[str, Tensor]) -> nn.ParameterDict:

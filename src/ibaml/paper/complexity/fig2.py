@@ -170,11 +170,11 @@ def _parity(measured: Measured) -> Iterator[Judgment]:
     """The implicit backward with L = n takes about as long as the explicit one with K = n."""
     for implicit, explicit, times in measured.parity():
         near = all(1 / _COMPARABLE <= ratio <= _COMPARABLE for ratio in times.values())
-        said = ", ".join(f"× {ratio:.2f} at {n}" for n, ratio in times.items())
+        ratios = ", ".join(f"× {ratio:.2f} at {n}" for n, ratio in times.items())
         name = f"{implicit} over {explicit}"
         text = (
             f"{name}: the backward's time at K = L is {'' if near else 'not '}comparable: "
-            f"{said} (comparable: within a factor of {_COMPARABLE:g})."
+            f"{ratios} (comparable: within a factor of {_COMPARABLE:g})."
         )
         yield near, text, f"{name}, time at K = L", {str(n): r for n, r in times.items()}
 

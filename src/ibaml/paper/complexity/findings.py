@@ -80,9 +80,11 @@ def _growth_in_cg_steps(measured: Measured) -> Iterator[Finding]:
 def _parity(measured: Measured) -> Iterator[Finding]:
     """An implicit backward with L = n beside an explicit one through K = n."""
     for implicit, explicit, times in measured.parity():
-        said = ", ".join(f"× {ratio:.2f} at {n}" for n, ratio in times.items())
+        ratios = ", ".join(f"× {ratio:.2f} at {n}" for n, ratio in times.items())
         yield Finding(
-            "backward's time at K = L, implicit over explicit", f"{implicit} over {explicit}", said
+            "backward's time at K = L, implicit over explicit",
+            f"{implicit} over {explicit}",
+            ratios,
         )
 
 
@@ -106,9 +108,9 @@ def _share_of_forward(measured: Measured) -> Iterator[Finding]:
         points = measured.along_steps(*curve)
         few = {0, len(points) - 1}
         few |= {i for i, p in enumerate(points) if p.arm.steps == measured.sweep.fixed_steps}
-        said = [_share(points[i]) for i in sorted(few) if points]
-        if said:
-            yield Finding(question, label(*curve), ", ".join(said))
+        shares = [_share(points[i]) for i in sorted(few) if points]
+        if shares:
+            yield Finding(question, label(*curve), ", ".join(shares))
 
 
 def _share(point: Point) -> str:

@@ -27,7 +27,7 @@ from ibaml.training.faults import out_of_memory
 from ibaml.training.memory import Meter
 
 _LR = 1e-3  # small enough that nothing diverges at any K; costs do not depend on it
-_WARM = 4  # calls before a recorded meta-step is timed
+_WARM_UPS = 4  # calls before a recorded meta-step is timed
 # fixed here, so that the measurement does not change with the recommended settings
 _GAUSSIAN = {"noise": "independent", "beta": 1.0, "init_log_var": -6.0}
 
@@ -76,13 +76,15 @@ def measure(sweep: Sweep, progress: Progress | None = None) -> Measured:
     """
     device, batch = sweep.torch_device, _tasks_that_fit(sweep)
     benches = [_Bench(sweep, arm, batch) for arm in sweep.arms()]
-    work: list[tuple[_Bench, Callable[[], None], str]] = [(b, b.weigh, "memory") for b in benches]
+    work: list[tuple[_Bench, Callable[[], None], str]] = [
+        (b, b.measure_memory, "memory") for b in benches
+    ]
     if device.type == "cuda":
-        work += [(b, b.replay, "replay") for b in benches]
+        work += [(b, b.time_replays, "replay") for b in benches]
     else:
         order = random.Random(0)
         for _ in range(sweep.repeats):
-            work += [(b, b.clock, "time") for b in order.sample(benches, len(benches))]
+            work += [(b, b.time_phases, "time") for b in order.sample(benches, len(benches))]
     with threads(sweep.threads), within_free_memory(device):
         for done, (bench, run, name) in enumerate(work):
             if progress is not None:
@@ -122,7 +124,7 @@ class _Bench:
         self.seconds: list[tuple[float, float]] = []
         self.bytes: dict[str, int] = {}
         self.replayed: list[float] = []
-        self.found = Point(arm)
+        self.partial_point = Point(arm)
 
     @property
     def words(self) -> str:
@@ -131,17 +133,17 @@ class _Bench:
 
     def attempt(self, run: Callable[[], None], name: str) -> None:
         """Run, unless it failed before; out of memory is recorded and ends nothing."""
-        if self.found.problem:
+        if self.partial_point.problem:
             return
         try:
             run()
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            self.found = replace(self.found, problem=f"out of memory ({name})")
-        if self.found.problem:
+            self.partial_point = replace(self.partial_point, problem=f"out of memory ({name})")
+        if self.partial_point.problem:
             self.learner = None
-            self._hand_back()
+            self._free_memory()
 
     def build(self, capture: bool | None) -> MetaLearner:
         arm, sweep = self.arm, self.sweep
@@ -169,7 +171,7 @@ class _Bench:
     def loss(self, learner: MetaLearner) -> Tensor:
         return learner(self.batch, torch.Generator().manual_seed(0))
 
-    def weigh(self) -> None:
+    def measure_memory(self) -> None:
         """Measure the peaks of forward and backward; nothing here is timed."""
         learner = self.learner = self.build(capture=False)
         few = replace(
@@ -187,11 +189,11 @@ class _Bench:
             loss.backward()
             self.bytes["backward"] = meter.peak
         self.bytes["together"] = max(self.bytes["forward"], self.bytes["backward"])
-        self.found = replace(self.found, strategy=learner.strategy)
-        if out := int(learner.diagnostics.left_out.sum()):
-            self.found = replace(self.found, problem=f"{out} tasks diverged")
+        self.partial_point = replace(self.partial_point, strategy=learner.strategy)
+        if diverged := int(learner.diagnostics.left_out.sum()):
+            self.partial_point = replace(self.partial_point, problem=f"{diverged} tasks diverged")
 
-    def clock(self) -> None:
+    def time_phases(self) -> None:
         """Time one forward and one backward pass, each by itself."""
         learner = self.learner
         assert learner is not None
@@ -202,27 +204,27 @@ class _Bench:
         loss.backward()
         self.seconds.append((between - began, self._now() - between))
 
-    def replay(self) -> None:
+    def time_replays(self) -> None:
         """On CUDA: time the phases by replays, and the whole meta-step as in a training loop."""
         self.seconds = self._phases()
-        how = ""
+        note = ""
         if not self.seconds:
-            how = "; phases launched one by one"
+            note = "; phases launched one by one"
             for _ in range(self.sweep.repeats):
-                self.clock()
+                self.time_phases()
         self.learner = None
         learner = self.build(capture=None)
         with Meter(self.device) as meter:
-            for call in range(_WARM + self.sweep.repeats):
+            for call in range(_WARM_UPS + self.sweep.repeats):
                 learner.zero_grad()
                 began = self._now()
                 self.loss(learner).backward()
-                if call >= _WARM:
+                if call >= _WARM_UPS:
                     self.replayed.append(self._now() - began)
             self.bytes["together"] = meter.peak
-        self.found = replace(self.found, strategy=learner.strategy + how)
+        self.partial_point = replace(self.partial_point, strategy=learner.strategy + note)
         del learner
-        self._hand_back()
+        self._free_memory()
 
     def _phases(self) -> list[tuple[float, float]]:
         """Seconds of forward and backward, replay by replay: the forward pass alone is recorded,
@@ -238,11 +240,11 @@ class _Bench:
                     learner, learner.meta_step, self.batch, roots, backward=backward
                 )
             except RuntimeError:
-                self._hand_back()
+                self._free_memory()
                 return []
             measured.append([self._replayed(recording) for _ in range(1 + self.sweep.repeats)][1:])
             del recording
-            self._hand_back()
+            self._free_memory()
         return [(alone, whole - alone) for alone, whole in zip(*measured, strict=True)]
 
     def _replayed(self, recording: Recording) -> float:
@@ -250,7 +252,7 @@ class _Bench:
         recording.replay()
         return self._now() - began
 
-    def _hand_back(self) -> None:
+    def _free_memory(self) -> None:
         """Return the memory of deleted recordings and learners to the device."""
         gc.collect()
         if self.device.type == "cuda":
@@ -264,7 +266,7 @@ class _Bench:
 
     def point(self) -> Point:
         """What was found; where something failed, what was found before that."""
-        point = self.found
+        point = self.partial_point
         if self.seconds:
             forward, backward = zip(*self.seconds, strict=True)
             point = replace(

@@ -155,9 +155,9 @@ def read(path: Path) -> Measured:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        said = f"{error} is missing" if isinstance(error, KeyError) else error
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ValueError(
-            f"{path} is no measurement of `ibaml bench complexity` ({said}): give the file that "
+            f"{path} is no measurement of `ibaml bench complexity` ({reason}): give the file that "
             "--json wrote"
         ) from error
 

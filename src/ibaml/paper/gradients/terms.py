@@ -94,8 +94,8 @@ class Problem:
         return float((paper_point(v) - paper_point(self.optimum)).norm())
 
     @cached_property
-    def at_optimum(self) -> Local:
-        return look(self, self.optimum)
+    def at_optimum(self) -> LocalTerms:
+        return local_terms_at(self, self.optimum)
 
 
 def prior_variance(energy: TaskEnergy) -> Tensor:
@@ -187,7 +187,7 @@ def solved(energy: TaskEnergy, start: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalTerms:
     """What the theorems speak of, at one point, in the paper's coordinates and scale."""
 
     slope: Tensor  # ∇L_tr
@@ -197,7 +197,7 @@ class Local:
     meta_hessian: Tensor  # ∇²L_val
 
 
-def look(problem: Problem, v: Tensor) -> Local:
+def local_terms_at(problem: Problem, v: Tensor) -> LocalTerms:
     """Lemma 1's matrices at v. The paper's loss is the library's times N, the examples."""
     support, query = detached(problem.support), detached(problem.query)
     lemma, meta = Curvature("lemma").at(support, v), Curvature("lemma").at(query, v)
@@ -205,11 +205,11 @@ def look(problem: Problem, v: Tensor) -> Local:
     assert meta.diagonal is not None
     h = problem.examples * dense_matrix(lemma.product, v)[0]
     meta_h = dense_matrix(meta.product, v)[0]
-    return Local(
-        slope=problem.examples * lemma.enter(lemma.loss_gradient)[0],
+    return LocalTerms(
+        slope=problem.examples * lemma.to_coordinates(lemma.loss_gradient)[0],
         hessian=h - torch.diag(problem.examples * lemma.diagonal[0]),
         h=h,
-        b=lemma.enter(slope_at(support, query, v))[0],
+        b=lemma.to_coordinates(slope_at(support, query, v))[0],
         meta_hessian=meta_h - torch.diag(meta.diagonal[0]),
     )
 
@@ -228,19 +228,19 @@ def constants_between(problem: Problem, v: Tensor, points: int) -> Constants:
     """The constants on the way from v to the optimum: largest values at points of the segment, and
     the change between its ends. Exact for the linear model, whose Hessians are constant and whose
     gradients are largest at an end; estimates from below for others."""
-    here, there = paper_point(v), paper_point(problem.optimum)
-    inner = [here + t * (there - here) for t in np.linspace(0, 1, points)[:-1]]
-    way = [*(look(problem, library_point(p)) for p in inner), problem.at_optimum]
-    first, last = way[0], way[-1]
-    gap = float((here - there).norm())
-    pairs = [*pairwise(way), (first, last)]
+    start, end = paper_point(v), paper_point(problem.optimum)
+    inner = [start + t * (end - start) for t in np.linspace(0, 1, points)[:-1]]
+    local_terms = [*(local_terms_at(problem, library_point(p)) for p in inner), problem.at_optimum]
+    first, last = local_terms[0], local_terms[-1]
+    gap = float((start - end).norm())
+    pairs = [*pairwise(local_terms), (first, last)]
     gaps = [gap / (points - 1)] * (points - 1) + [gap]
     variance = prior_variance(problem.support)
     return Constants(
-        a=max(float(p.b.norm()) for p in way),
-        b=max(*(_size(p.meta_hessian) for p in way), _change(first.b, last.b, gap)),
+        a=max(float(p.b.norm()) for p in local_terms),
+        b=max(*(_size(p.meta_hessian) for p in local_terms), _change(first.b, last.b, gap)),
         c=0.0,  # the query nll does not depend on θ directly
-        d=max(*(_size(p.hessian) for p in way), _change(first.slope, last.slope, gap)),
+        d=max(*(_size(p.hessian) for p in local_terms), _change(first.slope, last.slope, gap)),
         e=max(
             _change(p.hessian, q.hessian, g) for (p, q), g in zip(pairs, gaps, strict=True)
         ),
@@ -299,7 +299,7 @@ def _after(problem: Problem, steps: int, settings: Settings) -> Numbers:
     v = problem.trajectory[steps]
     if steps <= settings.jacobian_steps:
         jacobian = explicit_jacobian(problem, steps)
-        local = look(problem, v)
+        local = local_terms_at(problem, v)
         lemma = torch.linalg.solve(local.h.T, mixed_matrix(problem, v).T).T  # G·H⁻¹
         row["delta"] = float(torch.linalg.matrix_norm(jacobian - lemma, 2))
         row["explicit error"] = float((jacobian @ local.b - problem.true).norm())

@@ -128,8 +128,8 @@ def _after(results: Sequence[Result]) -> str:
 
 def _head(settings: Settings) -> str:
     changed = {"K": settings.head_steps, "β": settings.head_beta}
-    said = ", ".join(f"{name} = {value:g}" for name, value in changed.items() if value)
-    return f", but for {said}" if said else ""
+    values = ", ".join(f"{name} = {value:g}" for name, value in changed.items() if value)
+    return f", but for {values}" if values else ""
 
 
 _SPLITS = {"val": "validation", "test": "the test"}
@@ -224,25 +224,25 @@ def inside_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     """A row per arm: what was seen at the end of training."""
     table = []
     for r in results:
-        seen: Mapping[str, Any] = r.inside or {}
-        against = seen.get("against first order", {})
+        inside: Mapping[str, Any] = r.inside or {}
+        against = inside.get("against first order", {})
         table.append(
             {
                 "arm": r.name,
-                "iteration": seen.get("step"),
-                "split": seen.get("split"),
-                "tasks": seen.get("tasks"),
-                "diverged": seen.get("diverged"),
+                "iteration": inside.get("step"),
+                "split": inside.get("split"),
+                "tasks": inside.get("tasks"),
+                "diverged": inside.get("diverged"),
                 **{
-                    f"inner gradient, {block}{where}": seen.get(key, {}).get(block)
+                    f"inner gradient, {block}{where}": inside.get(key, {}).get(block)
                     for block in ("mean", "log_var")
                     for where, key in (
                         ("", "inner gradient"),
                         (" at the prior", "inner gradient at the prior"),
                     )
                 },
-                "CG residual": seen.get("CG residual"),
-                "deviation over weights": seen.get("deviation over weights"),
+                "CG residual": inside.get("CG residual"),
+                "deviation over weights": inside.get("deviation over weights"),
                 **{
                     f"{what} to first order, {group}": against.get(group, {}).get(what)
                     for group in ("all", "mean", "log_var", "shared")
@@ -310,9 +310,9 @@ def _about(settings: Settings, r: Result) -> Iterator[str]:
             f"{r.title}: adaptation diverged in {r.tested['diverged']} of {settings.test_tasks} "
             "test tasks; there the prior answered."
         )
-    seen = [v for v in r.training["validation"] if v[1] is not None]
-    if seen:
-        best, last = min(seen, key=lambda v: v[1]), seen[-1]
+    validations = [v for v in r.training["validation"] if v[1] is not None]
+    if validations:
+        best, last = min(validations, key=lambda v: v[1]), validations[-1]
         text = f"{r.title}: validation nll {last[1]:.3f} at the end"
         if best[0] != last[0]:
             text += f", lowest ({best[1]:.3f}) at iteration {best[0]:,}"
@@ -326,44 +326,44 @@ _BLOCKS = {"mean": "means", "log_var": "log-variances", "shared": "shared weight
 
 def _inside(r: Result) -> str:
     """The diagnostics of an arm, and what they say."""
-    seen = r.inside or {}
-    before, after = seen["inner gradient at the prior"], seen["inner gradient"]
+    inside = r.inside or {}
+    before, after = inside["inner gradient at the prior"], inside["inner gradient"]
     parts = [
         f"‖∇E‖ of the {_BLOCKS[b]} {_short(after[b])} ({_short(before.get(b))} at the prior)"
         for b in after
     ]
-    if seen["CG residual"] is not None:
-        parts.append(f"CG residual {_short(seen['CG residual'])}")
-    if (spread := seen.get("deviation over weights")) is not None:
+    if inside["CG residual"] is not None:
+        parts.append(f"CG residual {_short(inside['CG residual'])}")
+    if (spread := inside.get("deviation over weights")) is not None:
         parts.append(f"the prior's deviation {_short(spread)} times the size of its means")
-    against = seen["against first order"]
-    each = [
+    against = inside["against first order"]
+    comparisons = [
         f"{_BLOCKS[g]} × {_short(c['ratio'])}, cosine {_short(c['cosine'])}"
         for g, c in against.items()
         if g != "all" and c["ratio"] is not None
     ]
-    parts.append(f"its meta-gradient against the first-order one: {'; '.join(each)}")
+    parts.append(f"its meta-gradient against the first-order one: {'; '.join(comparisons)}")
     return f"{', '.join(parts)}.{_meaning(r)}"
 
 
 def _meaning(r: Result) -> str:
     """What the diagnostics of an implicit arm say, where they say something."""
-    seen = r.inside or {}
+    inside = r.inside or {}
     if not ARMS[r.name].implicit:
         return ""
-    before, after = seen["inner gradient at the prior"], seen["inner gradient"]
-    said = ""
+    before, after = inside["inner gradient at the prior"], inside["inner gradient"]
+    text = ""
     unsolved = [
         _BLOCKS[b] for b in after if after[b] and before.get(b) and after[b] > _SOLVED * before[b]
     ]
     if unsolved:
-        said += f" Tasks are not solved in their {' and '.join(unsolved)} (‖∇E‖ above a tenth of "
-        said += "the prior's), and the implicit rule assumes they are."
-    means = seen["against first order"]["mean"]
+        text += f" Tasks are not solved in their {' and '.join(unsolved)} (‖∇E‖ above a tenth of "
+        text += "the prior's), and the implicit rule assumes they are."
+    means = inside["against first order"]["mean"]
     ratio, cosine = means["ratio"] or 0.0, means["cosine"] or 0.0
     if _NEARLY[0] <= ratio <= 1 / _NEARLY[0] and cosine >= _NEARLY[1]:
-        said += " In the means it is nearly the first-order gradient."
-    return said
+        text += " In the means it is nearly the first-order gradient."
+    return text
 
 
 def _short(value: float | None) -> str:

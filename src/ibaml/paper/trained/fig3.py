@@ -41,7 +41,7 @@ def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
         },
         shown=[_shown(r) for r in arms_results],
         also=["ECE and MCE: top label, 15 bins of equal width."],
-        leaning=_lean(arms_results),
+        leaning=_confidence_gaps(arms_results),
     )
 
 
@@ -71,18 +71,18 @@ def _shown(r: Result) -> dict[str, str]:
     return {"method": r.title, **{n: written(summary[m], m) for n, m in columns.items()}}
 
 
-def _lean(arms_results: Sequence[Result]) -> list[str]:
+def _confidence_gaps(arms_results: Sequence[Result]) -> list[str]:
     """Which way each arm errs."""
-    said = []
+    sentences = []
     for r in arms_results:
         if r.scores is not None:
             gap = float(r.scores.confidence.mean() - r.scores.correct.mean())
-            way = "over" if gap > 0 else "under"
-            said.append(
-                f"{r.title}: {way}confident by {100 * abs(gap):.1f} points on average (confidence "
-                f"{100 * float(r.scores.confidence.mean()):.1f} %)."
+            direction = "over" if gap > 0 else "under"
+            sentences.append(
+                f"{r.title}: {direction}confident by {100 * abs(gap):.1f} points on average "
+                f"(confidence {100 * float(r.scores.confidence.mean()):.1f} %)."
             )
-    return said
+    return sentences
 
 
 def _judged(settings: Settings, scores: Mapping[str, ClassScores]) -> Judged:

@@ -34,13 +34,13 @@ def look_inside(learner: MetaLearner, source: TaskSource, tasks: int) -> dict[st
     ]
     solver: Any = learner.solver
     first = _like(learner, gradient=FirstOrder())
-    gradients, seen = _gradients(_like(learner), batches)
+    gradients, record = _gradients(_like(learner), batches)
     plain, _ = _gradients(first, batches)
     _, before = _gradients(_like(first, solver=replace(solver, steps=0)), batches)
     return {
         "split": split,
         "tasks": tasks,
-        **seen,
+        **record,
         "inner gradient at the prior": before["inner gradient"],
         "deviation over weights": _spread(learner, batches[0]),
         "against first order": {
@@ -62,25 +62,25 @@ def _gradients(
     inner: dict[str, list[float]] = {}
     energies: list[float] = []
     residuals: list[float] = []
-    out = 0
+    diverged = 0
     for batch in batches:
         loss = learner(batch, torch.Generator().manual_seed(0))
         count = int((~learner.diagnostics.left_out).sum())
         if count:
             (loss * count).backward()
-        seen = learner.diagnostics
-        out += int(seen.left_out.sum())
-        for block, norms in (seen.gradient_norm or {}).items():
+        diagnostics = learner.diagnostics
+        diverged += int(diagnostics.left_out.sum())
+        for block, norms in (diagnostics.gradient_norm or {}).items():
             inner.setdefault(block, []).extend(norms.tolist())
-        if seen.energy_after is not None:
-            energies += seen.energy_after.tolist()
-        if seen.cg_residual is not None:
-            residuals += seen.cg_residual.tolist()
+        if diagnostics.energy_after is not None:
+            energies += diagnostics.energy_after.tolist()
+        if diagnostics.cg_residual is not None:
+            residuals += diagnostics.cg_residual.tolist()
     return _grouped(learner), {
         "inner gradient": {block: _mean(values) for block, values in inner.items()},
         "energy": _mean(energies),
         "CG residual": _mean(residuals),
-        "diverged": out,
+        "diverged": diverged,
     }
 
 

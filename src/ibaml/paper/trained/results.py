@@ -151,7 +151,7 @@ class _Job:
         run = open_run(self.folder)
         return replace(run, settings=of_this_machine(run.settings, self.study))
 
-    def found(self, on_progress: OnProgress) -> Run | None:
+    def run_with_weights(self, on_progress: OnProgress) -> Run | None:
         """The run, trained where its folder was left behind; None where it has no weights."""
         try:
             return self.trained(on_progress)
@@ -160,7 +160,7 @@ class _Job:
             return run if run.saved() else None
 
     def test(self, on_progress: OnProgress) -> Numbers:
-        run = self.found(on_progress)
+        run = self.run_with_weights(on_progress)
         if run is None:
             return {"step": None, "diverged": None, "protocol": "", "scores": None}
         study = self.study
@@ -176,18 +176,21 @@ class _Job:
         judged = assess(
             run,
             protocol,
-            beside=False,
+            also_transductive=False,
             on_progress=lambda _, done: on_progress(self.trained_on + done, "testing"),
         )
         if not isinstance(judged.main, ClassScores):
             raise ValueError(f"data: {judged.source.name} is regression, and classes are compared")
         ((name, diverged),) = judged.diverged.items()
         return {
-            "step": judged.step, "diverged": diverged, "protocol": name, "scores": packed(judged.main)
-        }  # fmt: skip
+            "step": judged.step,
+            "diverged": diverged,
+            "protocol": name,
+            "scores": packed(judged.main),
+        }
 
     def inside(self, on_progress: OnProgress) -> Numbers:
-        run = self.found(on_progress)
+        run = self.run_with_weights(on_progress)
         if run is None:
             return {}
         source = open_test(run, Protocol(queries=self.settings.queries, device=self.study.device))

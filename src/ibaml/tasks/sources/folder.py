@@ -41,8 +41,8 @@ def image_folder(
     depth = 2
     if top & set(_SPLIT_NAMES):
         if not top <= set(_SPLIT_NAMES):
-            odd = sorted(top - set(_SPLIT_NAMES))[0]
-            raise DataError(f"{root}: {odd!r} lies beside folders named like splits: move it out")
+            other = sorted(top - set(_SPLIT_NAMES))[0]
+            raise DataError(f"{root}: {other!r} lies beside folders named like splits: move it out")
         if splits is not None:
             raise DataError(
                 f"{root} has a folder for each split already: leave splits out, or move the class "
@@ -87,8 +87,8 @@ def image_list(
     table = Path(table)
     rows = read_rows(table, ("path", "label"))
     tree = Tree.open(table.parent if root is None else root)
-    there = set(tree.names)
-    missing = [r["path"] for r in rows if r["path"] not in there]
+    files = set(tree.names)
+    missing = [r["path"] for r in rows if r["path"] not in files]
     if missing:
         raise DataError(
             f"{table}: {len(missing)} of {len(rows)} files are missing under {tree.root}, the "

@@ -63,14 +63,14 @@ def miniimagenet(
 
 
 def _tables(root: Path, tree: Tree) -> tuple[list[Entry], dict[str, list[str]]]:
-    there = set(tree.names)
+    files = set(tree.names)
     entries, lists = [], {}
     for split in SPLITS:
         table = root / f"{split}.csv"
         if not table.exists():
             continue
         rows = read_rows(table, ("filename", "label"))
-        missing = [r["filename"] for r in rows if f"images/{r['filename']}" not in there]
+        missing = [r["filename"] for r in rows if f"images/{r['filename']}" not in files]
         if missing:
             raise DataError(
                 f"{table}: {len(missing)} of {len(rows)} files are not in images/, the first is "
@@ -83,8 +83,8 @@ def _tables(root: Path, tree: Tree) -> tuple[list[Entry], dict[str, list[str]]]:
 
 def _present(entries: Sequence[Entry]) -> dict[str, list[str]]:
     """The published splits that are on disk; a split must have all of its classes."""
-    there = {e.label for e in entries}
-    return {s: names for s, names in published("miniimagenet").items() if there & set(names)}
+    files = {e.label for e in entries}
+    return {s: names for s, names in published("miniimagenet").items() if files & set(names)}
 
 
 def _pickles(root: Path, size: int) -> Dataset:

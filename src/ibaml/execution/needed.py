@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 
-def wanted(ctx: Any, inputs: int) -> tuple[bool, ...]:
+def needed_gradients(ctx: Any, inputs: int) -> tuple[bool, ...]:
     """For each of a function's first inputs (tensors, all of them), whether the backward pass that
     is running hands its gradient on to anybody."""
     return tuple(
-        need and _awaited(ctx.next_functions[i][0])
+        need and _is_needed(ctx.next_functions[i][0])
         for i, need in enumerate(ctx.needs_input_grad[:inputs])
     )
 
 
-def _awaited(node: Any) -> bool:
+def _is_needed(node: Any) -> bool:
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # a leaf whose gradient was asked for

@@ -25,9 +25,9 @@ class _Locks:
 
     def of(self, *modules: nn.Module) -> list[Any]:
         """All locks of the modules, in the one order in which everybody takes them."""
-        return sorted({lock for module in modules for lock in self._found(module)}, key=id)
+        return sorted({lock for module in modules for lock in self._locks_of(module)}, key=id)
 
-    def _found(self, module: nn.Module) -> tuple[Any, ...]:
+    def _locks_of(self, module: nn.Module) -> tuple[Any, ...]:
         locks = self._of.get(module)
         if locks is None:
             with self._making:

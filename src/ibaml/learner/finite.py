@@ -13,7 +13,7 @@ from ibaml.tasks import TaskBatch
 
 
 @dataclass(frozen=True)
-class SoundStep:
+class FiniteStep:
     """Meta-steps without what is not finite.
 
     That cannot be masked out of a graph (0 · NaN is NaN): the step is built again without those
@@ -39,12 +39,13 @@ class SoundStep:
         if bool(left_out.all()):
             anchor = torch.stack([p.sum() for p in self.parameters]).sum()
             return replace(step, loss=torch.where(left_out.any(), float("nan"), anchor), passes=[])
-        kept = ~left_out
-        again = self.work(batch.select(kept))
+        takes_part = ~left_out
+        batch = batch.select(takes_part)
+        again = self.work(batch)
         again = replace(
-            again, left_out=left_out, record=step.record, rebuilt=(again.record, kept.clone())
+            again, left_out=left_out, record=step.record, rebuilt=(again.record, takes_part.clone())
         )
-        return self._with_finite_gradient(again, batch.select(kept), kept.nonzero()[:, 0].cpu())
+        return self._with_finite_gradient(again, batch, takes_part.nonzero()[:, 0].cpu())
 
     def _with_finite_gradient(self, step: MetaStep, batch: TaskBatch, where: Tensor) -> MetaStep:
         """The step, whose tasks stand at ``where`` among all: one whose loss is finite and whose
@@ -56,9 +57,9 @@ class SoundStep:
         if not self.may_look:
             return guarded(step, None)
 
-        def without(ill: Tensor) -> MetaStep | None:
-            step.left_out[where[ill].to(step.left_out.device)] = True
-            return None if bool(ill.all()) else self.work(batch.select(~ill))
+        def without(bad_tasks: Tensor) -> MetaStep | None:
+            step.left_out[where[bad_tasks].to(step.left_out.device)] = True
+            return None if bool(bad_tasks.all()) else self.work(batch.select(~bad_tasks))
 
         def alone(task: int) -> MetaStep:
             return self.work(batch.select([task]))
