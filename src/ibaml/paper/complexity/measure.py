@@ -75,8 +75,8 @@ def measure(sweep: Sweep, progress: Progress | None = None) -> Measured:
     of many small kernels takes what its launches take. What does not fit is a point without costs.
     """
     device, batch = sweep.torch_device, _tasks_that_fit(sweep)
-    benches = [_Bench(sweep, arm, batch) for arm in sweep.arms()]
-    work: list[tuple[_Bench, Callable[[], None], str]] = [(b, b.weigh, "memory") for b in benches]
+    benches = [Bench(sweep, arm, batch) for arm in sweep.arms()]
+    work: list[tuple[Bench, Callable[[], None], str]] = [(b, b.weigh, "memory") for b in benches]
     if device.type == "cuda":
         work += [(b, b.replay, "replay") for b in benches]
     else:
@@ -112,7 +112,7 @@ def _tasks_that_fit(sweep: Sweep) -> TaskBatch:
         ) from error
 
 
-class _Bench:
+class Bench:
     """One arm: its learner, and what was seen of it."""
 
     def __init__(self, sweep: Sweep, arm: Arm, batch: TaskBatch) -> None:
@@ -196,11 +196,11 @@ class _Bench:
         learner = self.learner
         assert learner is not None
         learner.zero_grad()
-        began = self._now()
+        began = self.now()
         loss = self.loss(learner)
-        between = self._now()
+        between = self.now()
         loss.backward()
-        self.seconds.append((between - began, self._now() - between))
+        self.seconds.append((between - began, self.now() - between))
 
     def replay(self) -> None:
         """On CUDA: the phases by replays, and the meta-step as a training loop pays it."""
@@ -215,10 +215,10 @@ class _Bench:
         with Meter(self.device) as meter:
             for call in range(_WARM + self.sweep.repeats):
                 learner.zero_grad()
-                began = self._now()
+                began = self.now()
                 self.loss(learner).backward()
                 if call >= _WARM:
-                    self.replayed.append(self._now() - began)
+                    self.replayed.append(self.now() - began)
             self.bytes["together"] = meter.peak
         self.found = replace(self.found, strategy=learner.strategy + how)
         del learner
@@ -246,9 +246,9 @@ class _Bench:
         return [(alone, whole - alone) for alone, whole in zip(*measured, strict=True)]
 
     def _replayed(self, recording: Recording) -> float:
-        began = self._now()
+        began = self.now()
         recording.replay()
-        return self._now() - began
+        return self.now() - began
 
     def _hand_back(self) -> None:
         """The memory of recordings and learners that are gone, to the device."""
@@ -257,7 +257,7 @@ class _Bench:
             with suppress(RuntimeError):  # torch before 2.12, after a recording that failed
                 torch.cuda.empty_cache()
 
-    def _now(self) -> float:
+    def now(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
