@@ -12,6 +12,8 @@ import ibaml
 from ibaml import capture as room
 from ibaml.capture import Captures, stops_early
 from ibaml.energy import Stream, draw_noise, task_roots
+from ibaml.learner import replay
+from oracles import generator
 from problems import class_batch, mlp_model, plain_learner
 
 
@@ -29,7 +31,7 @@ def played(monkeypatch):
     kept = []
     original = room.Recording.__init__
 
-    def record(self, learner, work, batch, roots, **options):
+    def recording(self, learner, work, batch, roots, **options):
         original(self, learner, work, batch, roots, **options)
         kept.append(self)
 
@@ -41,12 +43,18 @@ def played(monkeypatch):
             self.flat.copy_(torch.cat([g.reshape(-1) for g in gradients if g is not None]))
             self.step.loss.copy_(step.loss.detach())
 
-        self._graph.again = again
+        self.graph.again = again
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
-    monkeypatch.setattr(room, "_recorded", lambda graph, device: nullcontext())
-    monkeypatch.setattr(room.Recording, "__init__", record)
+    monkeypatch.setattr(room, "record", lambda graph, device: nullcontext())
+    monkeypatch.setattr(room.Recording, "__init__", recording)
     return kept
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """A learner records on every device."""
+    monkeypatch.setattr(replay, "can_record", lambda device: True)
 
 
 def step(learner, captures, batch, seed, choices=()):
@@ -121,10 +129,18 @@ def test_another_kind_is_another_recording(played):
     assert len(played) == 1
 
 
-def test_a_copy_starts_without_recordings():
-    learner = plain_learner("maml", mlp_model())
-    learner._captures._seen.append(("something",))
-    assert not copy.deepcopy(learner)._captures._seen
+def test_a_copy_starts_without_recordings(played, everywhere):
+    learner, batch = plain_learner("maml", mlp_model()), class_batch((3,))
+    for _ in range(3):
+        learner(batch)
+    assert learner.strategy.endswith(", captured")
+    other = copy.deepcopy(learner)
+    assert len(played) == 1
+    for calls in range(3):
+        assert not other.strategy.endswith(", captured"), calls
+        other(batch)
+    assert other.strategy.endswith(", captured")
+    assert len(played) == 2
 
 
 def test_what_looks_at_its_numbers_is_known_and_a_cpu_records_nothing():
@@ -167,25 +183,28 @@ def test_roots_give_noise_that_depends_on_task_stream_and_step_alone():
     assert abs(float(many.std()) - 1) < 0.01
 
 
-def test_what_cannot_be_recorded_is_said_once_and_done_as_usual(monkeypatch):
+def test_what_cannot_be_recorded_is_said_once_and_done_as_usual(everywhere, monkeypatch):
     def no_graph():
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", no_graph)
-    learner = plain_learner("ibaml", mlp_model())
+    learner, insisting = (
+        plain_learner("ibaml", mlp_model(), capture=capture) for capture in (None, True)
+    )
     batch = class_batch((3,))
 
-    def attempt(seed, insist=False):
-        return learner._captures.step(learner, learner.meta_step, (), batch, seed, insist)
+    def loss(learner):
+        return float(learner(batch, generator()).detach())
 
-    assert [attempt(i) for i in range(2)] == [None, None]
-    with pytest.warns(RuntimeWarning, match="launched one by one.*not permitted"):
-        assert attempt(2) is None
+    usual = loss(learner)
+    assert loss(learner) == usual
+    with pytest.warns(RuntimeWarning, match="launched one by one.*operation not permitted when"):
+        assert loss(learner) == usual
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert attempt(3) is None
+        assert loss(learner) == usual
     assert "not recorded: operation not permitted when stream is capturing" in learner.strategy
-    learner._captures = Captures()
-    assert [attempt(i, True) for i in range(2)] == [None, None]
-    with pytest.raises(RuntimeError, match="not permitted"):
-        attempt(2, True)
+    for _ in range(2):
+        assert loss(insisting) == usual
+    with pytest.raises(RuntimeError, match="operation not permitted when stream is capturing"):
+        loss(insisting)

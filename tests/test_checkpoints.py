@@ -32,7 +32,7 @@ class Crash(Recorder):
 def crashed(path: Path, at: int = 13, **given: object) -> Path:
     """A run of 16 iterations that died in one of them, with checkpoints after 4, 8 and 12."""
     options = {"iterations": 16, "checkpoint_every": 4, "val_every": 4, **given}
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError, match="the process died"):
         train(waves(**options), path, watchers=lambda run, learner: [Crash(at)])
     return path
 
@@ -181,7 +181,7 @@ def test_a_full_disk_while_logging_saves_and_says_how_to_go_on(tmp_path):
                 (tmp_path / "cut" / "log.jsonl").unlink()
                 (tmp_path / "cut" / "log.jsonl").symlink_to("/dev/full")
 
-    with pytest.raises(RunError) as error:
+    with pytest.raises(RunError, match=r"could not be written \(No space left") as error:
         train(waves(**options), tmp_path / "cut", watchers=lambda run, learner: [Fill()])
     said = str(error.value)
     for words in ("log.jsonl could not be written (No space left", "saved after iteration 5",

@@ -28,7 +28,10 @@ from runs import (
 )
 
 NORM = {"data": "glyphs", "channels": 2, "tasks": 3, "queries": 2, "dtype": "float64"}
-SHORT = {**WAVES, "method": "fomaml", "iterations": 600, "checkpoint_every": 5, "val_every": 300}
+SHORT = {
+    **WAVES, "method": "fomaml", "steps": 1, "tasks": 2, "iterations": 250, "checkpoint_every": 5,
+    "val_every": 125,
+}  # fmt: skip
 
 
 def start(*arguments: str | Path, **extra: str) -> subprocess.Popen[str]:
@@ -60,7 +63,7 @@ def test_killed_five_times_at_random_the_weights_are_those_of_the_uninterrupted_
     chance = random.Random(0)
     process = start("train", "--out", cut, *words(SHORT))
     for kill in range(5):
-        goal = min(steps(cut) + chance.randrange(1, 85), SHORT["iterations"] - 100 + kill)
+        goal = min(steps(cut) + chance.randrange(1, 35), SHORT["iterations"] - 75 + kill)
         wait_for(lambda goal=goal: steps(cut) >= goal, process)
         time.sleep(chance.random() * 0.03)
         process.kill()
@@ -113,8 +116,10 @@ train(settings, {str(tmp_path / "cut")!r})
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_save_and_say_how_to_go_on(number, tmp_path):
     run = tmp_path / "run"
-    process = start("train", "--out", run, *words({**SHORT, "checkpoint_every": 100}))
-    wait_for(lambda: steps(run) >= 100, process)
+    process = start(
+        "train", "--out", run, *words({**SHORT, "iterations": 10_000, "checkpoint_every": 50})
+    )
+    wait_for(lambda: steps(run) >= 50, process)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number, output
@@ -242,7 +247,7 @@ with joined(me, torch.device("cpu")):
 
 def test_one_of_two_processes_killed_the_run_completes(tmp_path):
     run = tmp_path / "run"
-    given = {**SHORT, "iterations": 600, "checkpoint_every": 20, "val_every": 0}
+    given = {**SHORT, "iterations": 300, "checkpoint_every": 20, "val_every": 0}
     process = subprocess.Popen(
         [*TORCHRUN, "--max-restarts", "2", "-m", "ibaml", "train", "--out", run, *words(given)],
         stdout=subprocess.PIPE,
@@ -258,7 +263,7 @@ def test_one_of_two_processes_killed_the_run_completes(tmp_path):
     os.kill(int(workers[1]), signal.SIGKILL)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
-    assert steps(run) == 600
+    assert steps(run) == 300
     assert "resuming after iteration" in output
 
 

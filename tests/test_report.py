@@ -67,10 +67,10 @@ def test_a_failure_leaves_the_old_picture(tmp_path, monkeypatch):
 
     def fail(figure, where, **options):
         where.write(b"half")
-        raise OSError("disk full")
+        raise OSError("the disk is already full")
 
     monkeypatch.setattr(Figure, "savefig", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match="the disk is already full"):
         DRAW["selective"](path)
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["picture.png"]
@@ -149,16 +149,18 @@ class TestReliability:
 
 @pytest.mark.parametrize("draw", [draw_reliability, draw_selective])
 def test_scores_that_are_no_classification_are_named(draw, tmp_path):
-    with pytest.raises(ValueError, match="'B' are RegressionScores"):
+    with pytest.raises(ValueError, match="'B' are RegressionScores: confidence is of"):
         draw({"A": classes(), "B": regression()}, tmp_path / "p.png", "h")
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(ValueError, match="scores: nothing to draw, give at least one learner's"):
         draw({}, tmp_path / "p.png", "h")
 
 
 def test_one_task_alone_can_be_drawn(tmp_path):
     one = ClassScores.of([0], torch.tensor([[[0.9, 0.1], [1.0, 0.0]]]), torch.tensor([[0, 1]]))
-    draw_reliability({"A": one}, tmp_path / "r.png", "h")
-    draw_comparison({"A": one.summary(), "B": classes().summary()}, tmp_path / "c.png", "h")
+    alone = draw_reliability({"A": one}, tmp_path / "r.png", "h")
+    beside = {"A": one.summary(), "B": classes().summary()}
+    for path in (alone, draw_comparison(beside, tmp_path / "c.png", "h")):
+        assert pixels(path).std() > 5
 
 
 class TestComparison:
@@ -166,7 +168,7 @@ class TestComparison:
         one = Interval(0.5, 0.4, 0.6)
         with pytest.raises(ValueError, match="'A' and 'B' differ in 'nll'"):
             draw_comparison({"A": {"ece": one, "nll": one}, "B": {"ece": one}}, tmp_path, "h")
-        with pytest.raises(ValueError, match="nothing to draw"):
+        with pytest.raises(ValueError, match="summaries: nothing to draw, give at least one"):
             draw_comparison({}, tmp_path / "c.png", "h")
 
     def test_the_error_may_be_of_a_target_with_any_name(self, tmp_path):

@@ -202,10 +202,10 @@ def test_an_arm_that_was_stopped_goes_on_to_the_same_end(done, pictures, tmp_pat
 
     def stop(count: int, total: int, label: str) -> None:
         if "training, loss" in label and count >= 4:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("stopped while an arm was training")
 
     parts = Parts(tmp_path / "parts", "table1")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="stopped while an arm was training"):
         study.run(wanted, parts, stop)
     run = run_of(tmp_path, "ibaml5")
     assert (parts.computed, len(list((run / "checkpoints").glob("step-*")))) == (0, 1)
@@ -262,15 +262,15 @@ def test_calibration_at_chance_is_no_merit(learned):
 
     ours = answers(0.6, 0.6) if learned else answers(0.2, 0.2)
     scores = {"maml5": answers(0.7, 0.9), "ibaml5": ours}
-    agrees, differs = fig3._judged(fig3.FULL, scores)
+    agrees, differs = fig3.judgment(fig3.FULL, scores)
     where = agrees if learned else differs
     assert any("iBaML, K = 5 is better than MAML, K = 5 by ECE" in text for text in where)
     assert any("learned next to nothing" in text for text in differs) is not learned
     idle = {"maml5": answers(0.2, 0.2), "ibaml5": answers(0.6, 0.7)}
-    agrees, differs = fig3._judged(fig3.FULL, idle)
+    agrees, differs = fig3.judgment(fig3.FULL, idle)
     assert not agrees
     assert all("MAML, K = 5 learned next to nothing" in text for text in differs)
-    assert fig3._judged(fig3.FULL, {"maml5": idle["maml5"]}) == ([], [])
+    assert fig3.judgment(fig3.FULL, {"maml5": idle["maml5"]}) == ([], [])
 
 
 def test_packed_scores_are_the_same_scores():
@@ -321,7 +321,7 @@ def test_fig2_of_a_file_measured_elsewhere(tmp_path):
 
 
 def test_fig2_says_what_does_not_agree():
-    findings = fig2._findings(fig2.QUICK, made_up(grow=100.0, price=4.0))
+    findings = fig2.findings_of(fig2.QUICK, made_up(grow=100.0, price=4.0))
     said = " ".join(findings.differs)
     assert "iMAML over MAML: the backward's time at K = L is not comparable" in said
     assert "ABML, S = 1 over MAML: time of the backward × 4.00 to 4.00" in said
@@ -329,7 +329,7 @@ def test_fig2_says_what_does_not_agree():
     points = tuple(
         replace(p, backward=Cost(float(p.arm.steps**3), 1.0 + p.arm.steps)) for p in bent.points
     )
-    said = " ".join(fig2._findings(fig2.QUICK, replace(bent, points=points)).differs)
+    said = " ".join(fig2.findings_of(fig2.QUICK, replace(bent, points=points)).differs)
     assert "MAML: the backward's time grows, not on a line, in K" in said
     assert "iBaML, S = 1: the backward's memory depends on K" in said
 

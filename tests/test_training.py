@@ -104,15 +104,15 @@ class _IllTasks:
     """Tasks some of which overflow."""
 
     def __init__(self, tasks, ill, name="ill"):
-        self._tasks, self._ill = tasks, ill
+        self.tasks, self.ill = tasks, ill
         self.name, self.digest = name, tasks.digest
         self.example_shape, self.ways = tasks.example_shape, tasks.ways
 
     def batches(self, split, keys):
-        (batch,) = self._tasks.batches(split, keys)
+        (batch,) = self.tasks.batches(split, keys)
         x = batch.support_x.clone()
         for t, key in enumerate(batch.task_keys):
-            if self._ill is None or key in self._ill:
+            if self.ill is None or key in self.ill:
                 x[t] = 1e200 if x.dtype == torch.float64 else 1e30
         return [
             ibaml.TaskBatch(
@@ -235,10 +235,10 @@ def test_clipping_bounds_the_step():
 
 
 def test_a_run_resumes_bit_for_bit_with_its_log(tmp_path):
-    settings = waves(iterations=12, checkpoint_every=4, val_every=4, log_every=1, ema=0.8)
+    settings = waves(iterations=6, checkpoint_every=2, val_every=2, log_every=1, ema=0.8)
     train(settings, tmp_path / "whole")
     train(settings, tmp_path / "cut")
-    for name in ("step-00000012", "step-00000008"):
+    for name in ("step-00000006", "step-00000004"):
         (tmp_path / "cut" / "checkpoints" / f"{name}.safetensors").unlink()
     resume(tmp_path / "cut")
     assert same(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
@@ -290,10 +290,12 @@ def test_load_gives_the_trained_learner_best_or_last(tmp_path):
     x = torch.linspace(-1, 1, 5)[:, None]
     mean, variance = best.adapt(x, x.sin()).predict(x)
     assert mean.shape == variance.shape == (5, 1)
-    with pytest.raises(ValueError, match="which"):
+    with pytest.raises(ValueError, match='which must be "best" or "last", got \'first\''):
         ibaml.load(run.path, which="first")
     run.best.write_bytes(b"x")
-    with pytest.raises(RunError, match="damaged"):
+    with pytest.raises(
+        RunError, match=r"it is damaged or no checkpoint of ibaml.*use the last one"
+    ):
         ibaml.load(run.path)
 
 
@@ -306,26 +308,29 @@ def test_the_average_is_what_is_loaded(tmp_path):
 
 
 def test_folders_that_are_no_runs_or_of_another_version_are_refused(tmp_path):
-    with pytest.raises(RunError, match="does not exist"):
+    with pytest.raises(RunError, match="nothing does not exist"):
         open_run(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match="no run folder"):
+    with pytest.raises(RunError, match=r"empty is no run folder: it has no config\.json"):
         open_run(tmp_path / "empty")
     run, _ = train(waves(iterations=1, val_every=0), tmp_path / "run")
-    with pytest.raises(RunError, match="is a run already"):
+    with pytest.raises(RunError, match="is a run already: choose another"):
         train(waves(iterations=1), tmp_path / "run")
     config = run.path / "config.json"
     content = json.loads(config.read_text())
     for change, words in (
-        ({"format": 99, "ibaml": "9.9"}, "9.9 in format 99"),
-        ({"settings": {**content["settings"], "brand_new": 1}}, "does not know: brand_new"),
+        ({"format": 99, "ibaml": "9.9"}, "was made by ibaml 9.9 in format 99, and this is ibaml"),
+        (
+            {"settings": {**content["settings"], "brand_new": 1}},
+            "with settings this version does not know: brand_new",
+        ),
         ({"settings": {**content["settings"], "ways": "x"}}, "ways must be a whole number"),
     ):
         config.write_text(json.dumps({**content, **change}))
         with pytest.raises(RunError, match=words):
             open_run(run.path)
     config.write_text("{")
-    with pytest.raises(RunError, match="cannot be read"):
+    with pytest.raises(RunError, match=r"config\.json cannot be read: Expecting property name"):
         open_run(run.path)
 
 
@@ -340,7 +345,7 @@ def test_other_data_than_before_is_refused(tmp_path):
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     run, _ = train(waves(iterations=2, val_every=0), tmp_path / "run")
-    with run.held(), pytest.raises(RunError, match="another process"):
+    with run.held(), pytest.raises(RunError, match="is being trained by another process"):
         resume(run.path, iterations=4)
 
 
@@ -377,7 +382,7 @@ def test_too_many_faults_in_a_row_stop_the_run_with_a_diagnosis(tmp_path):
         method="maml", inner_lr=1e6, steps=8, patience=3, iterations=50, checkpoint_every=1,
         val_every=0,
     )  # fmt: skip
-    with pytest.raises(TrainingError) as caught:
+    with pytest.raises(TrainingError, match="3 faulty iterations in a row") as caught:
         train(settings, tmp_path / "run")
     text = str(caught.value)
     assert "3 faulty iterations in a row" in text
@@ -419,7 +424,9 @@ def test_memory_is_estimated_and_what_cannot_fit_is_refused_by_name(monkeypatch)
     assert "at a time" in sentences[0]
     with pytest.raises(TrainingError, match=r"lower micro_batch .*queries.*steps"):
         told(2 * four, micro_batch=64)
-    with pytest.raises(TrainingError, match="lower"):
+    with pytest.raises(
+        TrainingError, match=r"at once need about .* is free: lower .*queries.*steps"
+    ):
         told(1000)
 
 
@@ -460,7 +467,7 @@ def test_validation_of_an_ill_learner_is_told_not_fatal():
     assert trainer.best is None
 
 
-def test_two_thousand_steps_leave_memory_and_files_as_they_were(tmp_path):
+def test_a_thousand_steps_leave_memory_and_files_as_they_were(tmp_path):
     def files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
@@ -471,16 +478,16 @@ def test_two_thousand_steps_leave_memory_and_files_as_they_were(tmp_path):
 
     class Look(Recorder):
         def stepped(self, step):
-            if step.step in (100, 2500):
+            if step.step in (100, 1100):
                 at[step.step] = (files(), resident())
 
     settings = waves(
-        method="fomaml", steps=1, tasks=1, hidden="2", iterations=2500, val_every=1000,
-        checkpoint_every=100, tensorboard=True,
+        method="fomaml", steps=1, tasks=1, hidden="2", iterations=1100, val_every=400,
+        checkpoint_every=40, tensorboard=True,
     )  # fmt: skip
     train(settings, tmp_path / "run", watchers=lambda run, learner: [Look()])
-    assert at[2500][0] <= at[100][0]
-    assert at[2500][1] - at[100][1] <= 20e6
+    assert at[1100][0] <= at[100][0]
+    assert at[1100][1] - at[100][1] <= 8e6
 
 
 # --- and it learns -------------------------------------------------------------------------------
@@ -513,7 +520,10 @@ def test_a_new_end_is_remembered_and_must_lie_ahead(tmp_path):
     resume(run.path, iterations=8)
     assert open_run(run.path).settings.iterations == 8
     assert resume(run.path)[1].step == 8
-    for wrong, words in ((3, "at iteration 8 already"), (-1, "iterations must be 0 or more")):
+    for wrong, words in (
+        (3, "is at iteration 8 already: --iterations must be more"),
+        (-1, "iterations must be 0 or more"),
+    ):
         with pytest.raises(ValueError, match=words):
             resume(run.path, iterations=wrong)
 
@@ -531,7 +541,7 @@ def test_a_run_that_never_saved_may_begin_anew_unless_it_is_being_trained(tmp_pa
     run, _ = train(settings, tmp_path / "run")
     for path in run.saved():
         path.unlink()
-    with run.held(), pytest.raises(RunError, match="another process"):
+    with run.held(), pytest.raises(RunError, match="is being trained by another process"):
         train(waves(method="maml", iterations=2, val_every=0), run.path)
     assert open_run(run.path).settings.method == "fomaml"
     train(waves(method="maml", iterations=2, val_every=0), run.path)

@@ -235,9 +235,9 @@ class TestLikelihoods:
             beta=0.1,
             solver=ibaml.NewtonCG(5),
         )
-        opt = torch.optim.Adam(learner.parameters(), lr=0.05)
+        opt = torch.optim.Adam(learner.parameters(), lr=0.1)
         batch = regression_batch(tasks=4, support=20, query=20)
-        for _ in range(150):
+        for _ in range(60):
             opt.zero_grad()
             learner(batch, generator()).backward()
             opt.step()

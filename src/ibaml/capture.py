@@ -151,8 +151,8 @@ class Recording:
         leaves = {n: p.detach().requires_grad_() for n, p in named.items()}
         swapped = {f"learner.{n}": leaf for n, leaf in leaves.items()}
         gradients: tuple[Tensor | None, ...] = ()
-        self._graph = torch.cuda.CUDAGraph()
-        with _recorded(self._graph, roots.device):
+        self.graph = torch.cuda.CUDAGraph()
+        with record(self.graph, roots.device):
             with held(*learner.children()):
                 step = functional_call(_Work(learner, work), swapped, (batch, roots))
             if reaches_outside(step.loss, list(leaves.values())):
@@ -168,11 +168,11 @@ class Recording:
 
     def replay(self) -> None:
         """Do it again, on what the batch, the roots and the parameters hold now."""
-        self._graph.replay()
+        self.graph.replay()
 
 
 @contextmanager
-def _recorded(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+def record(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
     """Record what is done inside, on a stream of its device (torch's own belongs to the device that
     was current first). A failure leaves the current stream as it was, which torch before 2.12 does
     not see to."""

@@ -8,8 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from ibaml.gradient import GradientRule, Unrolled
 from ibaml.metastep import MetaStep, Repair, guarded, reaches_outside, wants_gradients
 from ibaml.tasks import TaskBatch
+
+
+def may_look(rule: GradientRule, device: torch.device) -> bool:
+    """Whether a meta-step may look at its values: always on a CPU. On another device looking
+    means waiting, and only the unrolled gradient does that."""
+    return isinstance(rule, Unrolled) or device.type == "cpu"
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ from ibaml.execution import (
     training,
     watch_moments,
 )
-from ibaml.gradient import GradientRule, Record, Unrolled
+from ibaml.gradient import GradientRule, Record
 from ibaml.learner.choices import FIXED, default_objective, fixed, replaced
-from ibaml.learner.finite import FiniteStep
+from ibaml.learner.finite import FiniteStep, may_look
 from ibaml.learner.kinds import Kinds
 from ibaml.learner.replay import replayed
 from ibaml.learner.state import LearnerState
@@ -213,9 +213,10 @@ class MetaLearner(LearnerState):
             self._run = self.runner_for(batch)
             seed = draw_seed(generator)
             step = replayed(self, self.meta_step, self._captures, batch, seed, self._run)
-            if step is None or (self._may_look(batch) and bool(step.left_out.any())):
+            look = may_look(self.gradient, batch.support_x.device)
+            if step is None or (look and bool(step.left_out.any())):
                 work = partial(self.meta_step, seed=seed)
-                step = FiniteStep(work, list(self.parameters()), self._may_look(batch))(batch)
+                step = FiniteStep(work, list(self.parameters()), look)(batch)
             finished_step = replace(step, loss=step.loss.detach(), passes=[], reads=Reads())
             blocks = self.belief.slices(self.layout.for_classes(batch.classes or 0).size)
             self._diagnostics = Diagnostics(finished_step, blocks, batch.task_keys)
@@ -231,9 +232,6 @@ class MetaLearner(LearnerState):
             self, batch.support_x, batch.support_y, batch.classes, layout,
             differentiated=torch.is_grad_enabled(),
         )  # fmt: skip
-
-    def _may_look(self, batch: TaskBatch) -> bool:
-        return isinstance(self.gradient, Unrolled) or batch.support_x.device.type == "cpu"
 
     def meta_step(self, batch: TaskBatch, seed: int | Tensor) -> MetaStep:
         """The mean meta-loss, without a look at values; ``seed`` may be the tasks' roots."""

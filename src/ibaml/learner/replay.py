@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from ibaml.learner.meta_learner import MetaLearner
 
 
+def can_record(device: torch.device) -> bool:
+    """Whether a device can record meta-steps at all."""
+    return device.type == "cuda"
+
+
 def replayed(
     learner: MetaLearner,
     work: Work,
@@ -28,7 +33,7 @@ def replayed(
         return None
     if learner.capture is None and stops_early(learner.solver) and run.head is None:
         return None
-    if not batch.support_x.is_cuda:
+    if not can_record(batch.support_x.device):
         if learner.capture:
             raise ValueError("capture=True is for a CUDA device: move model and tasks to it")
         return None

@@ -76,14 +76,14 @@ def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
         measured = of_content(
             parts({"part": "points", **key}, partial(_measured, settings, progress))
         )
-    return _findings(settings, measured)
+    return findings_of(settings, measured)
 
 
 def _measured(settings: Settings, progress: Progress) -> Numbers:
     return measure(settings.sweep(), progress).content()
 
 
-def _findings(settings: Settings, measured: Measured) -> Findings:
+def findings_of(settings: Settings, measured: Measured) -> Findings:
     judged = [*_growth(measured), *_parity(measured), *_price(measured)]
     numbers: dict[str, Any] = {name: value for _, _, name, value in judged}
     return Findings(

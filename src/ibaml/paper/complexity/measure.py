@@ -75,8 +75,8 @@ def measure(sweep: Sweep, progress: Progress | None = None) -> Measured:
     take as long as their launches. An arm that does not fit is a point without costs.
     """
     device, batch = sweep.torch_device, _tasks_that_fit(sweep)
-    benches = [_Bench(sweep, arm, batch) for arm in sweep.arms()]
-    work: list[tuple[_Bench, Callable[[], None], str]] = [
+    benches = [Bench(sweep, arm, batch) for arm in sweep.arms()]
+    work: list[tuple[Bench, Callable[[], None], str]] = [
         (b, b.measure_memory, "memory") for b in benches
     ]
     if device.type == "cuda":
@@ -114,7 +114,7 @@ def _tasks_that_fit(sweep: Sweep) -> TaskBatch:
         ) from error
 
 
-class _Bench:
+class Bench:
     """One arm: its learner, and its measurements."""
 
     def __init__(self, sweep: Sweep, arm: Arm, batch: TaskBatch) -> None:
@@ -198,11 +198,11 @@ class _Bench:
         learner = self.learner
         assert learner is not None
         learner.zero_grad()
-        began = self._now()
+        began = self.now()
         loss = self.loss(learner)
-        between = self._now()
+        between = self.now()
         loss.backward()
-        self.seconds.append((between - began, self._now() - between))
+        self.seconds.append((between - began, self.now() - between))
 
     def time_replays(self) -> None:
         """On CUDA: time the phases by replays, and the whole meta-step as in a training loop."""
@@ -217,10 +217,10 @@ class _Bench:
         with Meter(self.device) as meter:
             for call in range(_WARM_UPS + self.sweep.repeats):
                 learner.zero_grad()
-                began = self._now()
+                began = self.now()
                 self.loss(learner).backward()
                 if call >= _WARM_UPS:
-                    self.replayed.append(self._now() - began)
+                    self.replayed.append(self.now() - began)
             self.bytes["together"] = meter.peak
         self.partial_point = replace(self.partial_point, strategy=learner.strategy + note)
         del learner
@@ -248,9 +248,9 @@ class _Bench:
         return [(alone, whole - alone) for alone, whole in zip(*measured, strict=True)]
 
     def _replayed(self, recording: Recording) -> float:
-        began = self._now()
+        began = self.now()
         recording.replay()
-        return self._now() - began
+        return self.now() - began
 
     def _free_memory(self) -> None:
         """Return the memory of deleted recordings and learners to the device."""
@@ -259,7 +259,7 @@ class _Bench:
             with suppress(RuntimeError):  # torch before 2.12, after a recording that failed
                 torch.cuda.empty_cache()
 
-    def _now(self) -> float:
+    def now(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()

@@ -32,7 +32,7 @@ def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
         "fig3",
         settings,
         arms_results,
-        _judged(settings, scored(arms_results)),
+        judgment(settings, scored(arms_results)),
         table=rows(arms_results),
         tables={"bins": _bins(arms_results)},
         pictures={
@@ -85,7 +85,7 @@ def _confidence_gaps(arms_results: Sequence[Result]) -> list[str]:
     return sentences
 
 
-def _judged(settings: Settings, scores: Mapping[str, ClassScores]) -> Judged:
+def judgment(settings: Settings, scores: Mapping[str, ClassScores]) -> Judged:
     """The paper: iBaML is the most competitive in both figures."""
     agrees: list[str] = []
     differs: list[str] = []
