@@ -48,7 +48,7 @@ MODELS = {
     "lstm": (Recurrent, (5, 4)),
     "transformer": (Attention, (5, 4)),
 }
-# every option is written down, so that what is checked does not follow what is recommended
+# every option is fixed here, so that the check does not change with recommended settings
 ALL: dict[str, Any] = {"adapt": "all", "solver": "descent", "steps": 3, "lr": 0.01}
 GAUSSIAN = {"samples": 5, "noise": "independent", "beta": 1.0, "init_log_var": -6.0}
 IBAML = {**ALL, **GAUSSIAN, "curvature": "ggn", "damping": 0.0, "block": "all"}

@@ -1,4 +1,4 @@
-"""How fast episodes come: ours against a torch DataLoader that decodes JPEGs item by item.
+"""How fast are episodes drawn? Ours, against a torch DataLoader that decodes JPEGs item by item.
 
     python benchmarks/episodes.py [--folder CLASS_FOLDERS_OR_ZIP]
 
@@ -29,7 +29,7 @@ WAYS, SHOTS, QUERIES = 5, 1, 15
 
 
 class JpegItems(Dataset[tuple[torch.Tensor, int]]):
-    """What people write first: open, decode, convert, normalize, one image at a time."""
+    """The usual first version: open, decode, convert, normalize, one image at a time."""
 
     def __init__(self, files: list[tuple[Path, int]]) -> None:
         self.files = files

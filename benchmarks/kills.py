@@ -2,7 +2,7 @@
 
     python benchmarks/kills.py --kills 50          # over three kinds of runs; about ten minutes
 
-Every kind is trained once undisturbed, and once with its share of the kills, resumed after each.
+Every kind is trained once without kills, and once with its share of them, resumed after each.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def state(run: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def survives(words: list[str], folder: Path, kills: int, chance: random.Random) -> tuple[int, bool]:
-    """How often the run was killed, and whether it is the undisturbed one bit for bit."""
+    """How often the run was killed, and whether it equals the undisturbed run bit for bit."""
     whole, cut = folder / "whole", folder / "cut"
     finish(start(*words, "--out", str(whole)))
     end = newest(whole)

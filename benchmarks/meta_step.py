@@ -19,7 +19,7 @@ from ibaml.paper.complexity.measure import picture_tasks
 
 _WARM = 4  # the third call records, where it can
 
-# every option is written down, so that what is measured does not follow what is recommended
+# every option is fixed here, so that measurements do not change with recommended settings
 _ALL: dict[str, Any] = {"adapt": "all", "solver": "descent", "steps": 5, "lr": 0.01}
 _GAUSSIAN = {"samples": 5, "noise": "independent", "beta": 1.0, "init_log_var": -6.0}
 _GGN = {"curvature": "ggn", "damping": 0.0, "cg_steps": 5}

@@ -83,7 +83,7 @@ ARMS: dict[str, Arm] = {
 
 @dataclass
 class Result:
-    """What is known of a contender: why it does not run, or how close and how fast it is."""
+    """The results of a contender: why it does not run, or its accuracy and speed."""
 
     name: str
     trouble: str = ""
@@ -161,7 +161,7 @@ def copied(gradients: Gradients) -> Gradients:
 
 
 def enter(name: str, arm: Arm, case: Case, oracle: Gradients) -> tuple[Result, Step | None]:
-    """Check a contender in both precisions; no step where it is out of the race."""
+    """Check a contender in both precisions; None as its step if it is not timed."""
     result = Result(name)
     try:
         small = small_case(arm, case.batch.support_x.device.type)
@@ -190,7 +190,7 @@ def clock(step: Callable[[], Any], device: str) -> float:
 
 
 def race(steps: dict[str, Step], results: dict[str, Result], rounds: int, device: str) -> None:
-    """Every contender once a round, beginning with another one every time."""
+    """Time every contender once per round, starting with another one each round."""
     for step in steps.values():
         for _ in range(WARM_UP[device] - 1):  # the check was the first call
             step()

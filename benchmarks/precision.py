@@ -1,4 +1,4 @@
-"""How far do meta-gradients lie from float64's, and from the float32 loop's, in every precision?
+"""How far are meta-gradients of every precision from those of float64 and of the float32 loop?
 
     python benchmarks/precision.py [--images FILE.npy] [--steps 300]
 

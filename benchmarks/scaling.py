@@ -65,7 +65,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Row:
-    """What was seen there; a problem in the place of figures where it did not work."""
+    """The measurement of a place; if it failed, the problem in place of figures."""
 
     axis: str
     value: str
@@ -120,7 +120,7 @@ def places(axis: str, base: Place) -> Iterator[tuple[str, Place]]:
 def make(place: Place) -> ibaml.MetaLearner:
     torch.manual_seed(0)
     net = NETWORKS[place.network](place.image_size).to(place.device)
-    # written down, so that what is measured does not follow what is recommended
+    # fixed here, so that measurements do not change with recommended settings
     options = {
         "adapt": "all",
         "solver": "descent",
@@ -141,7 +141,7 @@ def make(place: Place) -> ibaml.MetaLearner:
 
 
 def measured(axis: str, value: str, place: Place, timed: bool = True) -> Row:
-    """One row; what runs out of memory says so in it."""
+    """One row; if it runs out of memory, the row says so."""
     weights = sum(p.numel() for p in NETWORKS[place.network](place.image_size).parameters())
     row = Row(axis, value, place, weights)
     try:

@@ -1,10 +1,10 @@
-"""Does a run that goes wrong say so? Many seeds of `ibaml train` on one dataset, a line each.
+"""Does a run that goes wrong report it? Many seeds of `ibaml train` on one dataset, a line each.
 
     python benchmarks/embeddings.py caltech101-84.zip embeddings.npz --side 84
     python benchmarks/stability.py embeddings.npz --splits splits.json --seeds 20
 
-Other settings of the run are given as NAME=VALUE. A run ends worse than its best where its last
-validation nll is above the lowest by more than 0.02; it says so by a sentence of its log.
+Other settings of the run are given as NAME=VALUE. A run ends worse than its best if its last
+validation nll is above the lowest by more than 0.02; a sentence in its log must report that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SAYS = ("continuing from the best weights", "the best weights are from", "stopp
 
 
 class Ear:
-    """Keeps what a run says."""
+    """Keeps the sentences of a run."""
 
     def __init__(self) -> None:
         self.nll: dict[int, float] = {}
@@ -47,7 +47,7 @@ class Ear:
 
 
 def one(settings: dict[str, Any], seed: int) -> tuple[Ear, str]:
-    """A run in a folder that is thrown away, and how it ended."""
+    """Train in a temporary folder; returns its sentences and how it ended."""
     ear = Ear()
 
     def watchers(run: Run, learner: object) -> list[Watcher]:

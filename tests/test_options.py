@@ -169,11 +169,11 @@ OPTIONS = {
     ),
     "natural descent for a point": (
         lambda: m.maml(mlp_model(), solver=NaturalDescent()),
-        "NaturalDescent moves log-variances: it needs a Gaussian belief",
+        "NaturalDescent moves log-variances: it needs a diagonal Gaussian belief",
     ),
     "abml objective for a point": (
         lambda: m.maml(mlp_model(), objective=Abml()),
-        "ABML's objective needs a Gaussian belief (its hyper-prior is over 1/d)",
+        "ABML's objective needs a diagonal Gaussian belief (its hyper-prior is over 1/d)",
     ),
     "adapt nothing": (
         lambda: m.maml(mlp_model(), adapt="hed.*"),
@@ -234,7 +234,7 @@ OPTIONS = {
     "no cg steps": (
         lambda: m.ibaml(mlp_model(), cg_steps=0),
         "no CG steps from a start of zero give a gradient of exactly zero: use cg_steps of 1 "
-        'or more, or ConjugateGradient(steps=0, start="diagonal")',
+        'or more, or ConjugateGradient(steps=0, start="preconditioned")',
     ),
     "infinite damping": (
         lambda: m.ibaml(mlp_model(), damping=float("inf")),
@@ -269,7 +269,7 @@ OPTIONS = {
         lambda: m.ibaml(mlp_model(), adpat="head"),
         "ibaml has no option 'adpat'; did you mean adapt? (it has adapt, belief, beta, block,"
         " capture, cg_steps, curvature, damping, data, diagnose, execution, freeze, gradient,"
-        " init_log_var, likelihood, lr, noise, objective, precision, samples, solver, steps, "
+        " init_log_var, learn_beta, likelihood, lr, noise, objective, precision, samples, solver, steps, "
         "tie_head)",
     ),
     "head tied to an embedding": (
@@ -622,7 +622,7 @@ OPTIONS = {
     ),
     "natural descent by its word": (
         lambda: m.imaml(mlp_model(), solver="natural"),
-        "NaturalDescent moves log-variances: it needs a Gaussian belief",
+        "NaturalDescent moves log-variances: it needs a diagonal Gaussian belief",
     ),
     "newton by its word": (
         lambda: m.maml(mlp_model(), solver="newton"),

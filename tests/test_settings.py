@@ -78,7 +78,7 @@ def test_what_is_wrong_is_refused_by_name(given_, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("ways = ", "no TOML"),
+        ("ways = ", "not TOML"),
         ("[task]\nways = 5", "is a table; settings are flat"),
         ("wasy = 5", "wasy.*did you mean ways"),
         ("val-every = 5\nval_every = 7", "val_every is given twice"),

@@ -1,4 +1,4 @@
-"""What is the same for every contender: weights, data, noise and hyper-parameters."""
+"""What do all contenders share? Weights, data, noise and hyper-parameters."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def demo(
     iterations: Annotated[int, typer.Option(min=1, help="Meta-iterations of 8 tasks.")] = 600,
     tasks: Annotated[int, typer.Option(min=2, help="Number of test tasks.")] = 200,
 ) -> None:
-    """Meta-train iBaML on characters of many scripts, and test it on new scripts.
+    """Meta-train iBaML on characters, and test it on unseen scripts.
 
     Each test task has five characters of an unseen script, with one example each.
     This takes about three minutes on two cores.

@@ -1,4 +1,4 @@
-"""Theorems 1 and 2: do the errors of meta-gradients keep below their bounds, and track them?
+"""Theorems 1 and 2: do the errors of meta-gradients stay below their bounds, and follow them?
 
 For a linear model and for a multilayer perceptron, against the steps of adaptation K and of the
 linear solve L.
@@ -37,7 +37,7 @@ def log_slope(terms: Sequence[float], errors: Sequence[float]) -> float | None:
 
 def slopes(errors: Numbers) -> dict[str, float | None]:
     """The slopes where each term dominates, once it fell tenfold: ε with an exact solve, δ′ at the
-    optimum. Errors below 1e-11 of the gradient are left out: there rounding has its say."""
+    optimum. Errors below 1e-11 of the gradient are left out as rounding."""
     solves = [r for r in errors["solves"] if r["K"] == SOLVED]
     slope = {}
     for term, rows in (("eps", errors["rows"]), ("delta'", solves)):
@@ -119,7 +119,7 @@ CASES = {
 
 
 def ratios(task: Numbers, case: str) -> list[float]:
-    """Bound over error, wherever the error is not rounding (above 1e-9 of the gradient)."""
+    """Bound over error, for errors above 1e-9 of the gradient (below is rounding)."""
     which, where = CASES[case]
     rows = task["rows"]
     if where != "rows":

@@ -19,7 +19,7 @@ EXPLICIT = "explicit"
 
 
 def linear_solvers(cg_steps: int) -> dict[str, LinearSolver]:
-    """How H u = b is solved; the paper says L = 2 steps of CG and not from where."""
+    """How H u = b is solved; the paper says L = 2 steps of CG, but not from which start."""
     return {
         "exact": Dense(),
         "plain": ConjugateGradient(cg_steps, precondition=False),

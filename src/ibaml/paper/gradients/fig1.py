@@ -39,18 +39,18 @@ class Settings:
     """The curves over K, and (``scan_…``) the panel on where they cross."""
 
     seed: int = 0
-    seeds: int = setting(30, "How many tasks; a spread is shown.", least=2)
+    seeds: int = setting(30, "Number of tasks; their spread is shown.", least=2)
     steps: tuple[int, ...] = setting(
         (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 50, 100, 200, 500),
-        "Steps of adaptation, K.", least=0, check=rising,
+        "K, steps of adaptation.", least=0, check=rising,
     )  # fmt: skip
-    cg_steps: int = setting(2, "Steps of conjugate gradients, L.", least=1)
+    cg_steps: int = setting(2, "L, steps of conjugate gradients.", least=1)
     samples: int = setting(64, "Monte-Carlo samples.", least=1)
     dimension: int = setting(32, "Weights of the linear model, and support examples.", least=1)
     stiffness: float = setting(0.5, "α·σ_max(X)²/σ², the scale of X.")
     spectrum: Spectrum = "one-small"
     queries: QueryInputs = "gaussian"
-    scan_seeds: int = setting(10, "How many tasks a point; quartiles are shown.", least=2)
+    scan_seeds: int = setting(10, "Number of tasks per point; quartiles are shown.", least=2)
     scan_steps: tuple[int, ...] = setting(
         (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30), "K there.", least=0, check=rising
     )
@@ -59,7 +59,7 @@ class Settings:
     def __post_init__(self) -> None:
         require(self)
         for stiffness in (self.stiffness, *self.scan_stiffness):
-            self.test(stiffness=stiffness)  # refused now, not when others are computed
+            self.test(stiffness=stiffness)  # a wrong value fails now, not after others are computed
 
     def test(self, **changes: Any) -> LinearTest:
         chosen = {n: getattr(self, n) for n in ("samples", "stiffness", "spectrum", "queries")}

@@ -1,4 +1,4 @@
-"""What do the curves of Figure 1 say, beside what the paper says?"""
+"""What do the curves of Figure 1 show, compared with what the paper says?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ibaml.paper.gradients.fig1 import Settings
 
 _EXPECTATIONS = {"mc": "Monte Carlo", "exact": "closed form"}
-_NEAR = 0.05  # two mean errors that differ by less are called the same
+_NEAR = 0.05  # mean errors that differ by less count as the same
 
 
 def summary_rows(curves: Curves) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ def seed_rows(curves: Curves) -> list[dict[str, Any]]:
 
 
 def numbers_of(settings: Settings, curves: Curves) -> dict[str, Any]:
-    """The figures that the sentences rest on, for both expectations."""
+    """The figures behind the sentences, for both expectations."""
     numbers: dict[str, Any] = {}
     positive = [i for i, k in enumerate(curves.steps) if k]
     for e in _EXPECTATIONS:

@@ -1,4 +1,4 @@
-"""What does Figure 1 look like, beside what the paper left out?"""
+"""What does Figure 1 look like, with what the paper left out?"""
 
 from __future__ import annotations
 

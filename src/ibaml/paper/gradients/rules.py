@@ -1,7 +1,7 @@
 """What is the meta-gradient of one task, by the explicit rule and by the implicit one?
 
-The learner's own steps, one by one, so that a study can look between them. The meta-loss is the
-query nll, which does not depend on θ directly (∇₂L = 0).
+The steps of the learner one by one, so that a study can use what lies between them. The meta-loss
+is the query nll, which does not depend on θ directly (∇₂L = 0).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from ibaml.paper.study import rising
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, NewtonCG
 from ibaml.tasks import Sinusoids
 
-SOLVED = "solved"  # the K of the optimum itself
+SOLVED = "solved"  # stands for K at the optimum itself
 
 
 def _rising_from_0(values: Sequence[int]) -> str | None:
@@ -40,7 +40,7 @@ def _rising_from_0(values: Sequence[int]) -> str | None:
 
 @dataclass(frozen=True)
 class Settings:
-    """How far the errors of one task are looked into."""
+    """Which errors of how many tasks are computed, and how precisely."""
 
     seed: int = 0
     seeds: int = setting(10, "How many tasks.", least=1)
@@ -68,7 +68,7 @@ class Problem:
     """One task: its energies, how it is adapted, and the answers.
 
     Attributes:
-        descent: the solver, whatever its number of steps.
+        descent: the solver; its number of steps does not matter.
         trajectory: v̂ after every K of the settings, each (1, dim), in (m, ρ).
         optimum: (1, dim), in (m, ρ).
         true: the true meta-gradient (dim,), in (m, d).
@@ -121,7 +121,7 @@ def library_point(w: Tensor) -> Tensor:
 
 
 def trajectory(support: TaskEnergy, descent: Descent, steps: Sequence[int]) -> dict[int, Tensor]:
-    """v̂ after every K; the next K goes on where the last one stopped."""
+    """v̂ after every K; each K continues from the one before."""
     v, at = start_of(support).detach(), 0
     points = {}
     for count in steps:
@@ -188,7 +188,7 @@ def solved(energy: TaskEnergy, start: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LocalTerms:
-    """What the theorems speak of, at one point, in the paper's coordinates and scale."""
+    """The quantities of the theorems at one point, in the paper's coordinates and scale."""
 
     slope: Tensor  # ∇L_tr
     hessian: Tensor  # ∇²L_tr
@@ -276,7 +276,7 @@ def explicit_jacobian(problem: Problem, steps: int) -> Tensor:
 
 
 def cell(problem: Problem, settings: Settings) -> Numbers:
-    """All of one task: a row per K and a row per (K, L)."""
+    """All results of one task: a row per K and a row per (K, L)."""
     rows = [_after(problem, steps, settings) for steps in settings.steps]
     task = task_constants(Constants(**row["constants"]) for row in rows)
     for row in rows:

@@ -47,7 +47,7 @@ ARMS = {
     "fomaml5": Arm("FOMAML, K = 5", "fomaml"),
     "imaml5": Arm("iMAML, K = 5", "imaml"),
     "ibaml_head": Arm("iBaML, head", "ibaml", None, head=True),
-    # to be asked for by name
+    # these run only if they are named
     "ibaml5_lemma": Arm("iBaML, K = 5, lemma", "ibaml", curvature="lemma"),
     "ibaml5_energy": Arm("iBaML, K = 5, energy", "ibaml", curvature="energy"),
     "ibaml15_lemma": Arm("iBaML, K = 15, lemma", "ibaml", 15, curvature="lemma"),
@@ -55,7 +55,7 @@ ARMS = {
 }
 USUAL = tuple(ARMS)[:8]
 OWN = "own"  # batch norm's statistics as learner.adapt takes them
-# what does not change a result, or belongs to one machine
+# settings that do not change a result, or belong to one machine
 _OF_THE_MACHINE = (
     "root", "device", "threads", "execution", "micro_batch", "checkpoint_every", "keep",
     "log_every", "tensorboard", "patience",
@@ -72,15 +72,15 @@ class Settings:
 
     seed: int = 0
     arms: tuple[str, ...] = setting(
-        USUAL, "What is compared, in this order.", choices=tuple(ARMS), check=_each_once
+        USUAL, "The arms to compare, in this order.", choices=tuple(ARMS), check=_each_once
     )
-    data: str = setting("miniimagenet", "As `ibaml train` takes it.")
+    data: str = setting("miniimagenet", "As for `ibaml train`.")
     root: str = setting("", "Likewise; left out where empty.")
     splits: str = setting("", "Likewise.")
     image_size: int = setting(0, "Likewise; 0: the data's own.", least=0)
     ways: int = 5
     shots: int = 5
-    queries: int = setting(15, "A class of a training task.")
+    queries: int = setting(15, "Queries per class in training.")
     channels: int = setting(32, "Channels of Conv4.")
     train_tasks: int = setting(80_000, "Of every arm (the paper: 40,000 steps of 2).", least=1)
     batch: int = setting(2, "Tasks of a meta-step.", least=1)
@@ -104,7 +104,7 @@ class Settings:
     test_steps: int = setting(
         0, "K in the test, of arms that adapt everything; 0: as in training.", least=0
     )
-    test_queries: int = setting(15, "A class of a test task.", least=1)
+    test_queries: int = setting(15, "Queries per class in the test.", least=1)
     norm_stats: str = setting(
         "batch",
         "Batch norm's statistics in the test: of the batch (the literature's, transductive), the "
@@ -122,7 +122,7 @@ class Settings:
     def __post_init__(self) -> None:
         require(self)
         for arm in self.arms:
-            run_settings(ARMS[arm], self)  # refused now, not when others are trained
+            run_settings(ARMS[arm], self)  # a wrong setting fails now, not after others are trained
 
 
 def run_settings(arm: Arm, study: Settings) -> RunSettings:
@@ -160,7 +160,7 @@ def run_settings(arm: Arm, study: Settings) -> RunSettings:
 
 
 def _head(arm: Arm, study: Settings) -> dict[str, Any]:
-    """The head adapted by Newton steps, as `ibaml train` does unasked."""
+    """The head adapted by Newton steps, the default of `ibaml train`."""
     beta = study.head_beta if arm.gaussian else 0.0
     return {"adapt": "head", "steps": study.head_steps or None, "beta": beta or None}
 
@@ -190,8 +190,8 @@ def _everything(arm: Arm, study: Settings) -> dict[str, Any]:
 
 
 def identity(settings: RunSettings) -> dict[str, Any]:
-    """What a training run is, wherever it runs: the settings without those of a machine, and the
-    data by its name, not by its place."""
+    """What identifies a training run on any machine: the settings without those of a machine, and
+    the data by name, not by path."""
     identifying = dataclasses.asdict(settings)
     for name in _OF_THE_MACHINE:
         del identifying[name]
@@ -201,7 +201,7 @@ def identity(settings: RunSettings) -> dict[str, Any]:
 
 
 def of_this_machine(settings: RunSettings, study: Settings) -> RunSettings:
-    """The settings of a run folder that may come from elsewhere, with this machine's own."""
+    """The settings of a run folder, perhaps from another machine, with this machine's settings."""
     ours = {name: getattr(study, name) for name in ("data", "device", "threads")}
     places: dict[str, Any] = {name: getattr(study, name) or None for name in ("root", "splits")}
     return dataclasses.replace(settings, **ours, **places)

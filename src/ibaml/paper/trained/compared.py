@@ -1,4 +1,4 @@
-"""What do the studies that compare arms have in common? Their words, rows and findings."""
+"""What do the studies that compare arms share? Their sentences, rows and findings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PAPER = Settings()
 _SOLVED = 0.1  # of ‖∇E‖ at the prior: above it a task is called not solved
-_LEARNED = 0.05  # above chance: with less an arm is said to have learned next to nothing
+_LEARNED = 0.05  # above chance; an arm with less has learned next to nothing
 _NEARLY = (0.9, 0.98)  # ratio and cosine from which a gradient is called nearly first order
 _TUNED = {  # settings in which a protocol can differ from the paper's
     "channels": "channels of Conv4",
@@ -50,8 +50,8 @@ def compared(
 
     Args:
         table, pictures, shown: its main table, its pictures, and the rows in its text.
-        tables: further ones, by what follows the study's name in theirs.
-        also, leaning: sentences after the set-up, and before the notes.
+        tables: further tables, by the suffix of their file names.
+        also, leaning: more sentences, after the set-up and before the notes.
     """
     named = {
         **(tables or {}), "differences": difference_rows(results), "inside": inside_rows(results)
@@ -76,13 +76,13 @@ def scored(results: Sequence[Result]) -> dict[str, ClassScores]:
 
 
 def has_learned(settings: Settings, scores: ClassScores) -> bool:
-    """Whether an arm is clearly better than chance. One that is not says the same to everything,
-    and is calibrated for no merit of its own."""
+    """Whether an arm is clearly better than chance. An arm that is not gives every query the same
+    answer, which is calibrated without having learned anything."""
     return scores.summary()["accuracy"].low > 1 / settings.ways + _LEARNED
 
 
 def setup(settings: Settings, results: Sequence[Result]) -> list[str]:
-    """Data, protocol and length of training, a sentence each."""
+    """Data, protocol and length of training, as sentences."""
     data = results[0].training["data"]
     shape = "×".join(map(str, data["example_shape"]))
     protocol = next((r.tested["protocol"] for r in results if r.scores is not None), "")
@@ -137,7 +137,7 @@ _WEIGHTS = {"best": "best (by validation nll)", "last": "last"}
 
 
 def deviations(settings: Settings, results: Sequence[Result]) -> list[str]:
-    """Where the protocol is not the paper's, or the paper does not say."""
+    """Where the protocol differs from the paper's, or the paper does not say."""
     sentences = []
     if (name := results[0].training["data"]["name"]) != PAPER.data:
         sentences.append(f"data {name}, not miniImageNet")
@@ -199,7 +199,7 @@ def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def numbers(results: Sequence[Result]) -> dict[str, Any]:
-    """All of it, by the arms' names."""
+    """All results, by the arms' names."""
     return {
         r.name: {"training": r.training, "tested": r.tested, "inside": r.inside} for r in results
     }
@@ -257,7 +257,7 @@ def claim(
     scores: Mapping[str, ClassScores], better: str, than: str, metric: str, paper: float | None
 ) -> tuple[bool, str] | None:
     """Whether an arm is better than another by a figure (lower is better, but for accuracy), and
-    the sentence; None where one is missing. What the interval does not decide is not agreement."""
+    the sentence; None if one is missing. An undecided interval does not count as agreement."""
     if better not in scores or than not in scores:
         return None
     interval = paired(scores[than], scores[better])[metric]
@@ -325,7 +325,7 @@ _BLOCKS = {"mean": "means", "log_var": "log-variances", "shared": "shared weight
 
 
 def _inside(r: Result) -> str:
-    """The diagnostics of an arm, and what they say."""
+    """The diagnostics of an arm, and what they mean."""
     inside = r.inside or {}
     before, after = inside["inner gradient at the prior"], inside["inner gradient"]
     parts = [
@@ -347,7 +347,7 @@ def _inside(r: Result) -> str:
 
 
 def _meaning(r: Result) -> str:
-    """What the diagnostics of an implicit arm say, where they say something."""
+    """What the diagnostics of an implicit arm mean, if anything."""
     inside = r.inside or {}
     if not ARMS[r.name].implicit:
         return ""

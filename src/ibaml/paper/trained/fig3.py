@@ -1,4 +1,4 @@
-"""Figure 3: whose confidence is worth most? ECE and MCE, 5-way 1-shot."""
+"""Figure 3: which method is calibrated best? ECE and MCE, 5-way 1-shot."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _shown(r: Result) -> dict[str, str]:
 
 
 def _confidence_gaps(arms_results: Sequence[Result]) -> list[str]:
-    """Which way each arm errs."""
+    """Whether each arm is over- or underconfident, and by how much."""
     sentences = []
     for r in arms_results:
         if r.scores is not None:

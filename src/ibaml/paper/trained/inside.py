@@ -1,4 +1,4 @@
-"""What explains an arm? Its tasks and its meta-gradient, looked into at the end of training.
+"""What explains an arm's result? Its tasks and its meta-gradient at the end of training.
 
 How far tasks are from solved (‖∇E‖ at v̂ and at the prior, for each block), how well H u = b is
 solved, how the meta-gradient compares with the first-order one of the same weights, tasks and
@@ -21,7 +21,7 @@ from ibaml.learner import MetaLearner
 from ibaml.tasks import TaskBatch, TaskSource
 from ibaml.tasks.keyed import has_tasks
 
-_AT_ONCE = 4  # tasks; memory, not results, depends on it
+_AT_ONCE = 4  # tasks in memory; results do not depend on it
 
 
 def look_inside(learner: MetaLearner, source: TaskSource, tasks: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def look_inside(learner: MetaLearner, source: TaskSource, tasks: int) -> dict[st
 
 
 def _like(learner: MetaLearner, **changes: Any) -> MetaLearner:
-    # a few calls are not worth a recording
+    # a recording does not pay off for a few calls
     return copy.deepcopy(learner).replace(capture=False, **changes)
 
 

@@ -14,7 +14,7 @@ _FIELDS = {"nll": "<f4", "confidence": "<f4", "correct": "<u1", "brier": "<f4"}
 
 
 def packed(scores: ClassScores) -> dict[str, Any]:
-    """Scores for JSON; nll and Brier score lose what a float32 cannot hold."""
+    """Scores for JSON; nll and Brier score are rounded to float32."""
     arrays = {name: np.asarray(getattr(scores, name), kind) for name, kind in _FIELDS.items()}
     return {
         "keys": list(scores.keys),
@@ -24,7 +24,7 @@ def packed(scores: ClassScores) -> dict[str, Any]:
 
 
 def unpacked(content: dict[str, Any]) -> ClassScores:
-    """What `packed` made."""
+    """The scores from `packed`."""
     arrays = {
         name: np.frombuffer(zlib.decompress(base64.b64decode(content[name])), kind)
         for name, kind in _FIELDS.items()

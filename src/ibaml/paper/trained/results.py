@@ -1,8 +1,8 @@
-"""How is an arm trained, tested and looked into, once, whatever stops in between?
+"""How is an arm trained, tested and inspected exactly once, even if the study is interrupted?
 
-Training leaves an ordinary run folder: one that is complete is not trained again, one that was
-stopped goes on. What was found is kept as parts, which need neither the run folder nor the data nor
-this machine to be read again.
+Training leaves an ordinary run folder: a complete one is not trained again, a stopped one is
+resumed. Results are kept as parts, which can be read without the run folder, the data and this
+machine.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ibaml.training import Run, RunError, Step, open_run, resume, train
 from ibaml.training.faults import Diverged
 from ibaml.training.start import load_run
 
-OnProgress = Callable[[int, str], None]  # tasks done of this arm, what is going on
+OnProgress = Callable[[int, str], None]  # arguments: tasks done of this arm, the current work
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is known of an arm.
+    """The results of an arm.
 
     Attributes:
         training: iterations, tasks, seconds, machine, data, validation, and why it failed, if so.
@@ -111,7 +111,7 @@ class _Job:
         )
 
     def train(self, on_progress: OnProgress) -> Numbers:
-        """Train, or go on, to the end; training that diverges is a finding."""
+        """Train or resume to the end; training that diverges is a result, not an error."""
         failed = ""
         try:
             run = self.trained(on_progress)
@@ -142,7 +142,7 @@ class _Job:
             run = self.opened()
             if _complete(run):
                 return run
-            run, outcome = resume(run, watchers=watch)  # it may have begun on another machine
+            run, outcome = resume(run, watchers=watch)  # it may come from another machine
         if outcome.signal is not None:
             raise KeyboardInterrupt
         return run
@@ -209,7 +209,7 @@ def _log(folder: Path) -> list[dict[str, Any]]:
 
 
 def _seconds(log: list[dict[str, Any]]) -> float:
-    """What training took, over all the processes it took: each counts from its own start."""
+    """The seconds of training, summed over restarts, because each counts from its own start."""
     times = [float(line["seconds"]) for line in log]
     return sum(now for now, then in zip(times, [*times[1:], 0.0], strict=True) if then < now)
 
@@ -219,7 +219,7 @@ def _watchers(on_progress: OnProgress, tasks: int, *_: Any) -> list[_Watch]:
 
 
 class _Watch:
-    """Tells how far training is."""
+    """Reports the progress of training."""
 
     def __init__(self, on_progress: OnProgress, tasks: int) -> None:
         self._tell, self._tasks = on_progress, tasks
@@ -241,7 +241,7 @@ class _Watch:
 
 
 def _same_data(arms_results: list[Result]) -> None:
-    """Refuse to compare arms of different data (parts of one folder, measured at two places)."""
+    """Refuse to compare arms of different data (parts of one folder from two machines)."""
     digests = {result.training["data"]["digest"]: result.name for result in arms_results}
     if len(digests) > 1:
         raise RunError(
