@@ -269,8 +269,8 @@ OPTIONS = {
         lambda: m.ibaml(mlp_model(), adpat="head"),
         "ibaml has no option 'adpat'; did you mean adapt? (it has adapt, belief, beta, block,"
         " capture, cg_steps, curvature, damping, data, diagnose, execution, freeze, gradient,"
-        " init_log_var, learn_beta, likelihood, lr, noise, objective, precision, samples, solver, steps, "
-        "tie_head)",
+        " init_log_var, learn_beta, likelihood, lr, noise, objective, precision, samples, solver,"
+        " steps, tie_head)",
     ),
     "head tied to an embedding": (
         lambda: m.ibaml(TiedHead(), adapt="all", tie_head=True),
