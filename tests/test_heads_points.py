@@ -64,7 +64,7 @@ def test_without_spread_all_are_the_softmax(rule):
     assert torch.allclose(rule(mean, 0 * covariance, 2.0), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rule", "worst"), [(predict_probit, 0.12), (predict_mean_field, 0.07)])
+@pytest.mark.parametrize(("rule", "worst"), [(predict_probit, 0.12), (predict_mean_field, 0.09)])
 def test_approximations_by_name_are_a_few_percent_off(rule, worst):
     mean, covariance = problem(5)
     p = rule(mean, covariance)

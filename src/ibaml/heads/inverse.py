@@ -68,13 +68,11 @@ class DenseInverse:
         """From Gram matrices (T, C or 1, N, N) and Λ, (T, N, C, C)."""
         tasks, examples, classes = curvature.shape[:3]
         size = examples * classes
-        spread = gram.expand(-1, classes, -1, -1).permute(0, 2, 3, 1)  # (T, N, N′, C)
-        product = curvature[:, :, :, None, :] * spread[:, :, None, :, :]
-        eye = torch.eye(size, dtype=gram.dtype, device=gram.device)
         same = torch.eye(examples, dtype=gram.dtype, device=gram.device)
         blocks = same[:, None, :, None] * curvature[:, :, :, None, :]
-        system = eye + product.reshape(tasks, size, size)
-        solved, _ = torch.linalg.solve_ex(system, blocks.reshape(tasks, size, size))
+        solved, _ = torch.linalg.solve_ex(
+            dense_system(gram, curvature), blocks.reshape(tasks, size, size)
+        )
         solved = 0.5 * (solved + solved.mT)
         return cls(solved.reshape(tasks, examples, classes, examples, classes))
 
@@ -88,3 +86,13 @@ class DenseInverse:
         by_class = self.matrix.permute(0, 2, 4, 1, 3)  # (T, C, D, N, M)
         right = by_class @ cross[:, None]  # (T, C, D, N, Q)
         return (cross[:, :, None] * right).sum(-2).permute(0, 3, 1, 2)
+
+
+def dense_system(gram: Tensor, curvature: Tensor) -> Tensor:
+    """I + ΛK, (T, N·C, N·C), from Gram matrices (T, C or 1, N, N) and Λ, (T, N, C, C)."""
+    tasks, examples, classes = curvature.shape[:3]
+    size = examples * classes
+    spread = gram.expand(-1, classes, -1, -1).permute(0, 2, 3, 1)  # (T, N, N′, C)
+    product = curvature[:, :, :, None, :] * spread[:, :, None, :, :]
+    eye = torch.eye(size, dtype=gram.dtype, device=gram.device)
+    return eye + product.reshape(tasks, size, size)
