@@ -1,5 +1,6 @@
 """Simple heads against scikit-learn and closed forms."""
 
+import itertools
 import math
 
 import pytest
@@ -12,8 +13,8 @@ from ibaml.heads.baselines import (
     protonet,
     ridge,
 )
-from ibaml.heads.one_vs_each import one_vs_each, predict_one_vs_each
 from ibaml.heads.dual import Reason
+from ibaml.heads.one_vs_each import one_vs_each, predict_one_vs_each
 from ibaml.heads.prior import HeadPrior
 
 
@@ -78,7 +79,7 @@ def test_logistic_regression_is_scikit_learns():
         theirs = linear_model.LogisticRegression(C=0.7, tol=1e-10, max_iter=10_000)
         theirs.fit(SUPPORT[t], LABELS[t])
         expected = torch.as_tensor(theirs.predict_proba(QUERY[t]))
-        assert torch.allclose(logits[t].softmax(-1), expected, atol=1e-6)
+        assert torch.allclose(logits[t].softmax(-1), expected, atol=2e-5)
 
 
 def test_simple_heads_are_differentiable_in_the_features():
@@ -88,8 +89,8 @@ def test_simple_heads_are_differentiable_in_the_features():
         def logits(support, query, head=head):
             return head(support, LABELS[:1], query, 3).log_softmax(-1)
 
-        inputs = (SUPPORT[:1].clone().requires_grad_(), QUERY[:1].clone().requires_grad_())
-        assert torch.autograd.gradcheck(logits, inputs, atol=1e-6)
+        inputs = (SUPPORT[:1].clone().requires_grad_(), QUERY[:1, :2].clone().requires_grad_())
+        assert torch.autograd.gradcheck(logits, inputs, eps=1e-5, atol=1e-6)
 
 
 def one_vs_each_problem():
@@ -97,29 +98,71 @@ def one_vs_each_problem():
     return prior, draw(1, 3, 2, seed=5), torch.tensor([[0, 2, 2]])
 
 
-def test_one_vs_each_bounds_the_evidence_and_is_close():
+def test_one_vs_each_bounds_the_evidence_and_is_near_the_posterior():
     prior, features, labels = one_vs_each_problem()
     found = one_vs_each(prior, features, labels, 3)
     assert found.posterior.reason.item() == Reason.CONVERGED
     weights = prior.mean + (0.5 * prior.log_var).exp() * draw(2**18, 3, 2, seed=6)
     logits = features[0] @ weights.mT  # (S, N, C)
-    right = logits.gather(-1, labels[0].expand(2**18, -1)[..., None])
-    log_p = torch.nn.functional.logsigmoid(right - logits).sum(-1) - math.log(0.5)  # not itself
-    weight = log_p.sum(-1).softmax(0)
-    exact = log_p.sum(-1).logsumexp(0) - math.log(2**18)
-    assert exact - 0.15 < found.evidence.item() < exact + 0.005
+    gap = logits.gather(-1, labels[0].expand(2**18, -1)[..., None]) - logits
+    others = 1 - torch.nn.functional.one_hot(labels[0], 3).double()
+    log_p = (others * torch.nn.functional.logsigmoid(gap)).sum((-2, -1))
+    exact = log_p.logsumexp(0) - math.log(2**18)
+    assert exact - 0.5 < found.evidence.item() < exact
     mean, covariance = found.posterior.logits(features)
-    expected = (weight[:, None, None] * logits).sum(0)
-    assert torch.allclose(mean[0], expected, atol=0.1)
-    apart = logits - expected
-    spread = torch.einsum("s,snc,snd->ncd", weight, apart, apart)
-    assert torch.allclose(covariance[0], spread, atol=0.2)
+    share = log_p.softmax(0)[:, None, None]
+    expected = (share * logits).sum(0)
+    assert (mean[0] - expected).abs().max() < 0.1 * expected.abs().max()
+    spread = (share * (logits - expected).square()).sum(0)
+    ratio = covariance[0].diagonal(dim1=-2, dim2=-1) / spread
+    assert ratio.min() > 0.75  # mean field is too sure, by this much
+    assert ratio.max() < 1.05
+
+
+def test_one_vs_each_bound_is_the_best_of_its_kind():
+    """Against Jaakkola and Jordan's bound, a Gaussian integral over all weights, for any c."""
+    prior, features, labels = one_vs_each_problem()
+    found = one_vs_each(prior, features, labels, 3).evidence[0]
+    rows = [
+        torch.kron(torch.eye(3, dtype=torch.float64)[y] - torch.eye(3, dtype=torch.float64)[j], x)
+        for x, y in zip(features[0], labels[0].tolist(), strict=True)
+        for j in range(3)
+        if j != y
+    ]
+    gaps = torch.stack(rows)  # ψ = gaps @ weights
+    mean, precision = prior.mean.repeat(3), (-prior.log_var).exp().repeat(3).diag()
+
+    def bound(c: torch.Tensor) -> torch.Tensor:
+        weight = (c / 2).tanh() / (2 * c)
+        after = precision + gaps.T @ (weight[:, None] * gaps)
+        lean = precision @ mean + gaps.T @ torch.full_like(c, 0.5)
+        integral = 0.5 * (
+            lean @ torch.linalg.solve(after, lean)
+            - mean @ precision @ mean
+            + precision.logdet()
+            - after.logdet()
+        )
+        factor = torch.nn.functional.logsigmoid(c) - c / 2 + weight * c**2 / 2
+        return integral + factor.sum()
+
+    c = torch.ones(6, dtype=torch.float64, requires_grad=True)
+    assert bound(c) < found
+    optimizer = torch.optim.LBFGS([c], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = -bound(c)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    assert abs(bound(c) - found) < 1e-8
 
 
 def test_one_vs_each_rounds_only_raise_the_bound():
     prior, features, labels = one_vs_each_problem()
     bounds = [one_vs_each(prior, features, labels, 3, rounds=n).evidence.item() for n in range(8)]
-    assert all(b >= a - 1e-12 for a, b in zip(bounds, bounds[1:], strict=False))
+    assert all(b >= a - 1e-12 for a, b in itertools.pairwise(bounds))
     short = one_vs_each(prior, features, labels, 3, rounds=2).posterior
     assert short.reason.item() == Reason.STEPS
 

@@ -124,9 +124,7 @@ def test_diagonal_coordinates_keep_the_model():
     model = diagonalize(center, between, within)
     eye = torch.eye(4, dtype=torch.float64)
     assert torch.allclose(model.map.T @ within @ model.map, eye, atol=1e-8)
-    assert torch.allclose(
-        model.map.T @ between @ model.map, torch.diag(model.between), atol=1e-8
-    )
+    assert torch.allclose(model.map.T @ between @ model.map, torch.diag(model.between), atol=1e-8)
 
 
 def test_plda_is_the_ratio_of_dense_gaussians():
@@ -140,9 +138,7 @@ def test_plda_is_the_ratio_of_dense_gaussians():
         for c in range(4):
             members = support[0, labels[0] == c]
             joint = torch.cat([members, x[None]])
-            both = dense_likelihood(
-                joint, torch.zeros(len(joint)), center, between, within
-            )
+            both = dense_likelihood(joint, torch.zeros(len(joint)), center, between, within)
             alone = (
                 dense_likelihood(members, torch.zeros(len(members)), center, between, within)
                 if len(members)

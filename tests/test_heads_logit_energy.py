@@ -35,9 +35,7 @@ def test_the_same_in_expectation_as_noise_on_the_weights():
     ).sum((-2, -1))
     expected = nll + 0.3 / 4 * divergence
     points = gaussian_points(2**14, 3, torch.float64)
-    found = logit_energy(
-        mean, std, features, labels, prior_mean, prior_log_var, points, beta=0.3
-    )
+    found = logit_energy(mean, std, features, labels, prior_mean, prior_log_var, points, beta=0.3)
     assert (found - expected).abs().max() < 3e-3  # the draws' own error is 1e-3
     assert torch.allclose(diagonal_kl(mean, std, prior_mean, prior_log_var), divergence)
 
@@ -85,9 +83,7 @@ def test_gradients_against_finite_differences():
     inputs = [t.requires_grad_() for t in (mean, std, features, prior_mean, prior_log_var, beta)]
 
     def energy(mean, std, features, prior_mean, prior_log_var, beta):
-        return logit_energy(
-            mean, std, features, labels, prior_mean, prior_log_var, points, beta
-        )
+        return logit_energy(mean, std, features, labels, prior_mean, prior_log_var, points, beta)
 
     assert torch.autograd.gradcheck(energy, inputs, atol=1e-6)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def cholesky(matrices: Tensor) -> Tensor:
-    """Lower factors, NaN where a matrix has none: one task's failure is its own, and no one waits."""
+    """Lower factors, NaN where a matrix has none: one failure is one task's, and no one waits."""
     factor, info = torch.linalg.cholesky_ex(matrices)
     return factor.masked_fill((info != 0)[..., None, None], torch.nan)
 

@@ -1,8 +1,8 @@
 """How is (K + Λ⁻¹)⁻¹ applied, where K is block diagonal over classes and Λ over examples?
 
-K holds the examples' Gram matrices over β, one a class (T, C or 1, N, N); Λ_n is the Hessian of example
-n's loss in its logits, C×C and singular (a common shift of the logits costs nothing), so that the
-inverse is meant as P = Λ(I + KΛ)⁻¹, which always exists. At one point Λ_n = diag π − ππᵀ, and P
+K holds the examples' Gram matrices over β, one a class (T, C or 1, N, N); Λ_n is the Hessian of
+example n's loss in its logits, C×C and singular (a common shift costs nothing), so that the inverse
+is meant as P = Λ(I + KΛ)⁻¹, which always exists. At one point Λ_n = diag π − ππᵀ, and P
 costs O(C·N³) (Rasmussen and Williams, 2006, section 3.5); for any other Λ it is dense, O((NC)³).
 
 Both kinds give P·v and the quadratic forms k_cᵀ P_cd k_d from which queries' covariances come.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def logit_variance(std: Tensor, features: Tensor) -> Tensor:
-    """Variances of the logits, (T, N, C): Σ_f φ_nf²·σ_cf². ``std`` (T, C, F), features (T, N, F)."""
+    """Σ_f φ_nf²·σ_cf², (T, N, C), for ``std`` (T, C, F) and features (T, N, F)."""
     return features.square() @ std.square().mT
 
 
@@ -55,9 +55,7 @@ def logit_energy(
     return nll.mean((-2, -1)) + beta / features.shape[-2] * divergence
 
 
-def diagonal_kl(
-    mean: Tensor, std: Tensor, prior_mean: Tensor, prior_log_var: Tensor
-) -> Tensor:
+def diagonal_kl(mean: Tensor, std: Tensor, prior_mean: Tensor, prior_log_var: Tensor) -> Tensor:
     """KL(N(m, diag σ²) ‖ N(m₀, diag exp ρ)) of every task, (T,)."""
     log_ratio = 2 * std.log() - prior_log_var
     pull = (mean - prior_mean).square() * (-prior_log_var).exp()

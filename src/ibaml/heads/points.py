@@ -21,7 +21,10 @@ _ENTRIES = 2**23  # at most this many logits at a time, 64 MB in float64
 
 
 def gaussian_points(
-    count: int, dimension: int, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    count: int,
+    dimension: int,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
 ) -> Tensor:
     """Fixed points that stand for N(0, I), (count, dimension), all of the same weight.
 
@@ -114,10 +117,8 @@ def predict(
     return log_predictive(mean, covariance, temperature, count).exp()
 
 
-def predict_probit(
-    mean: Tensor, covariance: Tensor, temperature: Tensor | float = 1.0
-) -> Tensor:
-    """MacKay's approximation, softmax(t·μ_c / √(1 + π·t²·Σ_cc / 8)); about 1e-2 off, at worst 1e-1."""
+def predict_probit(mean: Tensor, covariance: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    """MacKay's softmax(t·μ_c / √(1 + π·t²·Σ_cc / 8)); about 1e-2 off, at worst 1e-1."""
     variance = temperature**2 * _variance(mean, covariance)
     return (temperature * mean / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
 

@@ -96,7 +96,7 @@ def _round(
     points: Tensor,
     beta: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
-    """(a, Λ) once more. ∂a′/∂a = 0 at the solution, since Λ is the derivative of E π in the mean."""
+    """(a, Λ) once more. ∂a′/∂a = 0 at the solution, as Λ is the derivative of E π in the mean."""
     inverse = DenseInverse.at(gram, curvature)
     own = torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1).expand(-1, target.shape[-1], -1).mT)
     covariance = beta * (own - inverse.quadratic(gram))
