@@ -108,3 +108,13 @@ def test_gradients_against_finite_differences():
         return log_predictive(mean, root @ root.mT, temperature, count=32)
 
     assert torch.autograd.gradcheck(loss, (mean.requires_grad_(), root, temperature), atol=1e-6)
+
+
+def test_a_covariance_that_rounding_left_indefinite_still_has_an_answer():
+    mean = torch.tensor([[1.0, 0.0, -1.0]]).expand(2, -1)
+    low = torch.ones(3, 3)
+    covariance = torch.stack([low - 1e-4 * torch.eye(3), low]).requires_grad_()
+    p = predict(mean, covariance)
+    assert (p - mean.softmax(-1)).abs().max() < 0.02  # a common shift of logits changes nothing
+    (slope,) = torch.autograd.grad(p[:, 0].sum(), covariance)
+    assert slope.isfinite().all()
