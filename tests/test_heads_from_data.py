@@ -33,7 +33,7 @@ def made_up(classes: int, examples: int, width: int = 4, seed: int = 0):
 def test_lda_finds_the_directions_of_scikit_learn():
     discriminant = pytest.importorskip("sklearn.discriminant_analysis")
     features, labels, *_ = made_up(4, 15)
-    model = lda(class_statistics(features, labels), 0.0)
+    model = lda(class_statistics(features, labels), 0.0, width=3)
     mapped = model.mapped(features)
     within = within_covariance(class_statistics(mapped, labels), 0.0)
     assert torch.allclose(within, torch.eye(3, dtype=within.dtype), atol=1e-10)
@@ -68,6 +68,20 @@ def test_moments_recover_the_model_that_made_the_data():
     assert torch.allclose(within_covariance(statistics, 0.0), within, atol=0.15)
     model, truth = lda(statistics, 0.0), diagonalize(statistics.means.mean(0), between, within)
     assert torch.allclose(model.between, truth.between, rtol=0.1)
+
+
+def test_all_directions_can_be_kept_and_given_some_spread():
+    features, labels, *_ = made_up(3, 30)
+    statistics = class_statistics(features, labels)
+    narrow, wide = lda(statistics, 0.2, width=2), lda(statistics, 0.2, floor=0.5)
+    assert torch.allclose(wide.mapped(features)[:, :2].abs(), narrow.mapped(features).abs())
+    whole = wide.map.T @ within_covariance(statistics, 0.2) @ wide.map
+    assert torch.allclose(whole, torch.eye(4, dtype=torch.float64), atol=1e-9)
+    mean = narrow.between.sum() / 4
+    assert torch.allclose(wide.between[:2], 0.5 * narrow.between + 0.5 * mean)
+    assert torch.allclose(wide.between[2:], 0.5 * mean)
+    with pytest.raises(ValueError, match=r"floor must be from 0 to 1, got 1\.5"):
+        lda(statistics, 0.2, floor=1.5)
 
 
 def test_few_examples_a_class_do_not_pass_for_spread_between_classes():

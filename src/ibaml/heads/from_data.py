@@ -69,18 +69,23 @@ class TwoCovariance:
         return (features - self.center) @ self.map
 
 
-def lda(statistics: ClassStatistics, shrinkage: float, width: int | None = None) -> TwoCovariance:
+def lda(
+    statistics: ClassStatistics, shrinkage: float, width: int | None = None, floor: float = 0.0
+) -> TwoCovariance:
     """Shrinkage discriminant analysis: the map that whitens within, along the axes between.
 
     ``between`` are the moments' estimates: the variance of the class means less what their own
-    examples' noise adds to it, never below 0.
+    examples' noise adds to it, never below 0, then shrunk towards their mean over all directions:
+    base classes span classes − 1 directions, and classes to come may differ in others.
 
     Args:
         statistics: of the base classes, at least two.
         shrinkage: of the within covariance, 0 to 1.
-        width: keep this many directions (the widest between classes); None keeps the
-            classes − 1 that there can be.
+        width: keep this many directions, the widest between classes first; None keeps all F.
+        floor: how far ``between`` is shrunk towards its mean, 0 to 1.
     """
+    if not 0 <= floor <= 1:
+        raise ValueError(f"floor must be from 0 to 1, got {floor}")
     within = within_covariance(statistics, shrinkage)
     values, vectors = torch.linalg.eigh(within)
     if values[0] <= 0:
@@ -90,12 +95,13 @@ def lda(statistics: ClassStatistics, shrinkage: float, width: int | None = None)
     whiten = vectors / values.sqrt()
     center = statistics.means.mean(0)
     white = (statistics.means - center) @ whiten
-    classes = len(white)
-    width = min(width or classes - 1, classes - 1, white.shape[1])
-    _, singular, axes = torch.linalg.svd(white, full_matrices=False)
+    _, singular, axes = torch.linalg.svd(white, full_matrices=True)
     noise = (1 / statistics.counts).mean()  # of a class mean, in units of the within covariance
-    between = (singular[:width].square() / (classes - 1) - noise).clamp_min(0)
-    return TwoCovariance(center, whiten @ axes[:width].mT, between)
+    found = singular.square() / (len(white) - 1)
+    between = torch.zeros_like(center)
+    between[: len(found)] = (found - noise).clamp_min(0)
+    between = (1 - floor) * between + floor * between.mean()
+    return TwoCovariance(center, whiten @ axes[:width].mT, between[:width])
 
 
 def two_covariance_likelihood(
