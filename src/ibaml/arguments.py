@@ -206,7 +206,7 @@ def _refusal(name: str, kind: str, value: Any, meant: int | float | None) -> str
 def _meant(
     kind: type[int] | type[float], value: Any, fits: Callable[[Any], bool]
 ) -> int | float | None:
-    """The number that a value stands for, such as 2 for 2.0, "2" or an array of one 2; else None."""
+    """The number that a value stands for, such as 2 for 2.0 or "2"; None if there is none."""
     if isinstance(value, bool):
         return None
     try:

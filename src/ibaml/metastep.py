@@ -23,8 +23,8 @@ from ibaml.tasks import TaskBatch
 
 @dataclass(frozen=True)
 class Reads:
-    """The learner's tensors that a meta-loss depends on: the originals, and the views that the graph
-    reads, so that the gradient of a whole meta-step can be checked before it is passed on."""
+    """The learner's tensors that a meta-loss depends on: the originals, and the views that the
+    graph reads, so that the gradient of a meta-step can be checked before it is passed on."""
 
     outer: tuple[Tensor, ...] = ()
     inner: tuple[Tensor, ...] = ()
@@ -69,7 +69,7 @@ class MetaStep:
 
     @property
     def linear(self) -> LinearSolution | None:
-        """The linear solve of every task, once there was one; a task left out counts as unsolved."""
+        """The linear solve of every task, once there was one; NaN residuals for tasks left out."""
         if self.rebuilt is None:
             return self.record.linear
         record, takes_part = self.rebuilt
@@ -165,7 +165,7 @@ class _Guarded(torch.autograd.Function):
             )
 
         def well_without_scale() -> bool:
-            """Whether the gradient is finite when divided by the loss scale (of amp)."""
+            """Whether the gradient is finite without the loss scale (amp) it is multiplied by."""
             assert repair is not None
             whole = repair.without(torch.zeros(repair.tasks, dtype=torch.bool))
             assert whole is not None

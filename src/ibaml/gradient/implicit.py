@@ -55,7 +55,7 @@ class Implicit:
         solver = self.linear_solver
         if isinstance(solver, ConjugateGradient) and solver.steps == 0 and solver.start == "zero":
             raise ValueError(
-                "zero CG steps from a start of zero give a gradient of exactly zero: use cg_steps of "
+                "no CG steps from a start of zero give a gradient of exactly zero: use cg_steps of "
                 '1 or more, or ConjugateGradient(steps=0, start="preconditioned")'
             )
 
@@ -78,7 +78,7 @@ class Implicit:
     def pull_back(
         self, energy: Energy, v: Tensor, b: Tensor, wanted: list[int], record: Record
     ) -> list[Tensor | None]:
-        """The gradients of the wanted tensors of θ, computed from the gradient b at the solution v."""
+        """The gradients of the wanted tensors of θ, from the meta-loss's gradient b at v."""
         h = self.curvature.at(energy, v, wanted)
         solution = self.linear_solver(h.product, h.enter(b), h.precondition)
         record.linear = solution

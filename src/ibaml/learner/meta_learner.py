@@ -291,8 +291,8 @@ class MetaLearner(LearnerState):
         plan: Mapping[str, NormStats] | None = None,
         run: Runner | None = None,
     ) -> TaskEnergy:
-        """The energy of tasks with support inputs x (T, N, …), targets y and noise (T, S, n). Weight
-        sets run by ``run``; without it the strategy is chosen here."""
+        """The energy of tasks with support inputs x (T, N, …), targets y and noise (T, S, n).
+        ``run`` runs the weight sets; without it a way is chosen here."""
         layout = self.layout if layout is None else layout
         run = self._kinds.settle(self, x, y, layout, plan) if run is None else run
         plan = self.norm_plan("batch") if plan is None else plan
@@ -359,8 +359,8 @@ class MetaLearner(LearnerState):
         self, batch: TaskBatch, *, seed: int = 0, norm_stats: NormStats | None = None
     ) -> Posteriors:
         """The posteriors of all tasks of the batch, solved together. Task t's noise depends on
-        ``seed`` and ``batch.keys[t]`` alone. The posterior of a task that diverged is the prior, and
-        ``solution.diverged`` marks it."""
+        ``seed`` and ``batch.keys[t]`` alone. The posterior of a task that diverged is the prior;
+        ``solution.diverged`` marks such tasks."""
         return self._adapt(
             batch.support_x, batch.support_y, seed, batch.task_keys, batch.classes, norm_stats
         )

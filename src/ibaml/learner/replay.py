@@ -30,7 +30,7 @@ def replayed(
         return None
     if not batch.support_x.is_cuda:
         if learner.capture:
-            raise ValueError("capture=True needs a CUDA device: move the model and the tasks to one")
+            raise ValueError("capture=True needs a CUDA device: move model and tasks to it")
         return None
     choices = (
         learner.belief, learner.solver, learner.gradient, learner.objective, learner.samples,

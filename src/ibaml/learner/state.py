@@ -202,7 +202,7 @@ class LearnerState(nn.Module):
                 self._statistics = None
 
     def add_statistics(self, passes: list[Moments]) -> None:
-        """Add what batch norm saw to the running meta-step; without one it is a meta-step itself."""
+        """Add what batch norm saw to the running meta-step; without one it is a step by itself."""
         if self._statistics is not None:
             self._statistics.add(passes)
         elif passes:

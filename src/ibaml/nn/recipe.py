@@ -1,4 +1,4 @@
-"""How was a backbone built? A few plain values, so that a saved learner can build it again."""
+"""How was a backbone built? A few plain values, from which a saved learner builds it again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 def remember(net: Net, name: str, **arguments: Any) -> Net:
-    """The network, which knows its recipe from now on."""
+    """The network, with its recipe attached."""
     net.recipe = {"name": name, **arguments}  # type: ignore[assignment]
     return net
 
 
 def recipe_of(net: nn.Module) -> dict[str, Any] | None:
-    """The recipe of a network that is still as it was built; None for a module of one's own."""
+    """The recipe of a network that has not changed since it was built; None for other modules."""
     recipe = getattr(net, "recipe", None)
     if not isinstance(recipe, dict):
         return None
@@ -24,7 +24,7 @@ def recipe_of(net: nn.Module) -> dict[str, Any] | None:
 
 
 def build(recipe: dict[str, Any]) -> nn.Module:
-    """The network of a recipe, with weights of its own."""
+    """A new network by a recipe, with new weights."""
     from ibaml import nn as backbones
 
     known: dict[str, Any] = {
@@ -35,7 +35,7 @@ def build(recipe: dict[str, Any]) -> nn.Module:
     arguments = dict(recipe)
     name = arguments.pop("name", None)
     if name not in known:
-        raise ValueError(f"there is no backbone {name!r}: there are {', '.join(known)}")
+        raise ValueError(f"there is no backbone {name!r}; use one of {', '.join(known)}")
     net: nn.Module = known[name](**arguments)
     return net
 
