@@ -204,9 +204,7 @@ class _Lemma(_Hessian):
     def _build(self) -> None:
         energy = self.energy
         if not (isinstance(energy, TaskEnergy) and energy.belief.is_diagonal_gaussian):
-            raise ValueError(
-                'curvature "lemma" needs a diagonal Gaussian belief; use "energy"'
-            )
+            raise ValueError('curvature "lemma" needs a diagonal Gaussian belief; use "energy"')
         m, rho = self.v.detach().chunk(2, -1)
         self.log_var = rho
         self.v = torch.cat([m, rho.exp()], -1).requires_grad_()  # (m_t, d_t)

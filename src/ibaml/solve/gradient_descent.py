@@ -66,9 +66,7 @@ class NaturalDescent(Descent):
         rate: Tensor | float,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if not isinstance(energy, TaskEnergy) or not energy.belief.is_diagonal_gaussian:
-            raise ValueError(
-                "NaturalDescent needs a diagonal Gaussian belief (ibaml or abml)"
-            )
+            raise ValueError("NaturalDescent needs a diagonal Gaussian belief (ibaml or abml)")
         plain = v - rate * gradient
         n = energy.layout.size
         change = 1 + (2 * self.eta / energy.kappa) * gradient[:, n:]
