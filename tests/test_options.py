@@ -151,7 +151,7 @@ OPTIONS = {
     ),
     "lemma for a point": (
         lambda: m.imaml(mlp_model(), curvature="lemma"),
-        'curvature "lemma" is written for the diagonal Gaussian: use "energy"',
+        'curvature "lemma" needs a diagonal Gaussian belief: use "energy"',
     ),
     "solver and steps": (
         lambda: m.maml(mlp_model(), solver=Adam(), steps=3),
@@ -169,11 +169,11 @@ OPTIONS = {
     ),
     "natural descent for a point": (
         lambda: m.maml(mlp_model(), solver=NaturalDescent()),
-        "NaturalDescent moves log-variances: it needs a Gaussian belief",
+        "NaturalDescent moves log-variances: it needs a diagonal Gaussian belief",
     ),
     "abml objective for a point": (
         lambda: m.maml(mlp_model(), objective=Abml()),
-        "ABML's objective needs a Gaussian belief (its hyper-prior is over 1/d)",
+        "ABML's objective needs a diagonal Gaussian belief (its hyper-prior is over 1/d)",
     ),
     "adapt nothing": (
         lambda: m.maml(mlp_model(), adapt="hed.*"),
@@ -191,7 +191,7 @@ OPTIONS = {
     ),
     "head of a network without one": (
         lambda: m.maml(nn.Conv2d(1, 1, 1), adapt="head"),
-        "Conv2d has no nn.Linear layer, so it has no head to find: name the weights to adapt,"
+        "Conv2d has no nn.Linear layer, so it has no head: name the weights to adapt,"
         ' e.g. adapt=["classifier.*"]',
     ),
     "tied head that is shared": (
@@ -234,7 +234,7 @@ OPTIONS = {
     "no cg steps": (
         lambda: m.ibaml(mlp_model(), cg_steps=0),
         "no CG steps from a start of zero give a gradient of exactly zero: use cg_steps of 1 "
-        'or more, or ConjugateGradient(steps=0, start="diagonal")',
+        'or more, or ConjugateGradient(steps=0, start="preconditioned")',
     ),
     "infinite damping": (
         lambda: m.ibaml(mlp_model(), damping=float("inf")),
@@ -269,13 +269,13 @@ OPTIONS = {
         lambda: m.ibaml(mlp_model(), adpat="head"),
         "ibaml has no option 'adpat'; did you mean adapt? (it has adapt, belief, beta, block,"
         " capture, cg_steps, curvature, damping, data, diagnose, execution, freeze, gradient,"
-        " init_log_var, likelihood, lr, noise, objective, precision, samples, solver, steps, "
+        " init_log_var, learn_beta, likelihood, lr, noise, objective, precision, samples, solver, steps, "
         "tie_head)",
     ),
     "head tied to an embedding": (
         lambda: m.ibaml(TiedHead(), adapt="all", tie_head=True),
         "tie_head: the last linear layer (head) shares a weight with embedding, whose rows "
-        "are no classes; untie them",
+        "are not classes; untie them",
     ),
     "eta out of range": (
         lambda: NaturalDescent(eta=1.5),
@@ -622,7 +622,7 @@ OPTIONS = {
     ),
     "natural descent by its word": (
         lambda: m.imaml(mlp_model(), solver="natural"),
-        "NaturalDescent moves log-variances: it needs a Gaussian belief",
+        "NaturalDescent moves log-variances: it needs a diagonal Gaussian belief",
     ),
     "newton by its word": (
         lambda: m.maml(mlp_model(), solver="newton"),
