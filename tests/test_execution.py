@@ -84,7 +84,7 @@ class _Twice(_Reads):
         return self.head(self.body(x) + self.head(self.body(x)).sum(-1, keepdim=True))
 
 
-@pytest.mark.filterwarnings("ignore:.*the slower way is taken")
+@pytest.mark.filterwarnings("ignore:.*a slower strategy is used")
 @pytest.mark.parametrize("kind", [_Reads, _InPlace, _After, _Twice])
 def test_what_is_not_features_and_then_a_head_takes_the_whole_network(kind):
     torch.manual_seed(0)
@@ -103,7 +103,9 @@ def test_what_is_not_features_and_then_a_head_takes_the_whole_network(kind):
 def test_a_fast_way_that_is_not_right_is_set_aside_aloud():
     torch.manual_seed(0)
     learner = plain_learner("imaml", _Reads().double(), adapt="head")
-    with pytest.warns(RuntimeWarning, match="head.* differ from the loop's .* slower way is taken"):
+    with pytest.warns(
+        RuntimeWarning, match="head.* differ from the loop's .* slower strategy is used"
+    ):
         learner(class_batch((3,)))
     assert learner.strategy == "loop"
 
@@ -325,7 +327,7 @@ class _OwnFeatures(nn.Module):
         return self.head(torch.cos((x * self.scale) @ drawn) + (size - size.detach()))
 
 
-@pytest.mark.filterwarnings("ignore:.*the slower way is taken")
+@pytest.mark.filterwarnings("ignore:.*a slower strategy is used")
 def test_a_function_that_double_precision_changes_says_nothing_about_rounding():
     torch.manual_seed(0)
     learner = plain_learner("maml", _OwnFeatures(), adapt="head")

@@ -151,7 +151,7 @@ OPTIONS = {
     ),
     "lemma for a point": (
         lambda: m.imaml(mlp_model(), curvature="lemma"),
-        'curvature "lemma" is written for the diagonal Gaussian: use "energy"',
+        'curvature "lemma" needs a diagonal Gaussian belief: use "energy"',
     ),
     "solver and steps": (
         lambda: m.maml(mlp_model(), solver=Adam(), steps=3),
@@ -191,7 +191,7 @@ OPTIONS = {
     ),
     "head of a network without one": (
         lambda: m.maml(nn.Conv2d(1, 1, 1), adapt="head"),
-        "Conv2d has no nn.Linear layer, so it has no head to find: name the weights to adapt,"
+        "Conv2d has no nn.Linear layer, so it has no head: name the weights to adapt,"
         ' e.g. adapt=["classifier.*"]',
     ),
     "tied head that is shared": (
@@ -275,7 +275,7 @@ OPTIONS = {
     "head tied to an embedding": (
         lambda: m.ibaml(TiedHead(), adapt="all", tie_head=True),
         "tie_head: the last linear layer (head) shares a weight with embedding, whose rows "
-        "are no classes; untie them",
+        "are not classes; untie them",
     ),
     "eta out of range": (
         lambda: NaturalDescent(eta=1.5),

@@ -185,7 +185,7 @@ def test_it_says_what_it_is():
     far = plain_learner("maml", nn.Linear(4, 1).to(F64), lr=1e9)
     with pytest.warns(RuntimeWarning, match="diverged"):
         posterior = far.adapt(numbers.support_x[0], numbers.support_y[0])
-    assert "the prior in 1 of 1: the solver diverged" in repr(posterior)
+    assert "the prior for 1 of 1: the solver diverged" in repr(posterior)
 
 
 class TestNll:

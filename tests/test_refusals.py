@@ -160,7 +160,7 @@ class TestTheModelAndTheTasksDisagree:
 
     def test_target_shape(self):
         x = torch.zeros(1, 2, 3, dtype=torch.float64)
-        with pytest.raises(ValueError, match="do not fit targets of"):
+        with pytest.raises(ValueError, match="do not match targets of"):
             plain_learner("maml", mlp_model())(TaskBatch(x, x[..., :2], x, x[..., :2]))
 
     def test_outputs_that_are_not_one_tensor(self):
@@ -199,7 +199,7 @@ def test_a_stiff_prior_is_announced_before_it_diverges():
 
 
 class TestMoreDisagreements:
-    @pytest.mark.filterwarnings("ignore:.*the slower way is taken")
+    @pytest.mark.filterwarnings("ignore:.*a slower strategy is used")
     def test_a_model_that_is_random(self):
         class Random(nn.Module):
             def __init__(self):

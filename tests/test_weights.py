@@ -221,7 +221,7 @@ class TestLikelihoods:
     def test_gaussian_drops_a_trailing_dimension_but_never_broadcasts(self):
         f, y = torch.randn(5, 1), torch.randn(5)
         assert torch.allclose(Gaussian()(f, y), Gaussian()(f[:, 0], y))
-        with pytest.raises(ValueError, match="do not fit"):
+        with pytest.raises(ValueError, match="do not match"):
             Gaussian()(torch.randn(5, 2), y)
 
     def test_a_learned_noise_is_a_meta_parameter_and_moves_to_the_data(self):

@@ -1,5 +1,5 @@
-"""Is an argument what its option takes? Numbers, words and objects; whatever is not is refused in a
-sentence that names the option and says what to write instead."""
+"""Is an argument valid for its option? A number, word or object that is not raises an error that
+names the option and says what to write instead."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import nn
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    """Refuse what is not a whole number of ``least`` or more."""
+    """Refuse anything but a whole number of ``least`` or more."""
     if type(value) is not int or value < least:
         kind = f"a whole number, {least} or more"
         raise ValueError(_refusal(name, kind, value, _converted(int, value, lambda v: v >= least)))
 
 
 def check_counts(name: str, values: Any) -> None:
-    """Refuse what is no sequence of whole numbers of 1 or more, such as widths of layers."""
+    """Refuse anything but a sequence of whole numbers of 1 or more, such as widths of layers."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name} must be whole numbers such as (40, 40); got {_shown(values)}")
     for i, value in enumerate(values):
@@ -37,7 +37,7 @@ def check_number(
     most: float | None = None,
     below: float | None = None,
 ) -> None:
-    """Refuse what is not a finite number in range."""
+    """Refuse anything but a finite number in range."""
 
     def fits(v: float) -> bool:
         return (
@@ -64,14 +64,14 @@ def check_number(
 
 
 def check_flag(name: str, value: Any, *, or_none: bool = False) -> None:
-    """Refuse what is neither True nor False."""
+    """Refuse anything but True and False."""
     if not (isinstance(value, bool) or (or_none and value is None)):
         words = "True, False or None" if or_none else "True or False"
         raise ValueError(f"{name} must be {words}; got {_shown(value)}")
 
 
 def check_word(name: str, value: Any, words: Sequence[str]) -> None:
-    """Refuse what is not one of the words."""
+    """Refuse anything but one of the words."""
     if not isinstance(value, str) or value not in words:
         near = get_close_matches(value, words, n=1) if isinstance(value, str) else []
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -79,7 +79,7 @@ def check_word(name: str, value: Any, words: Sequence[str]) -> None:
 
 
 def check_part(slot: str, value: Any) -> None:
-    """Refuse what is no object of the kind that the slot takes: a class, a text, another kind.
+    """Refuse anything but an object that fits the slot: a class, a string, a part of another slot.
 
     Args:
         slot: ``"belief"``, ``"solver"``, ``"gradient"``, ``"objective"``, ``"likelihood"``,
@@ -103,7 +103,7 @@ def check_part(slot: str, value: Any) -> None:
 
 
 def check_module(model: Any) -> None:
-    """Refuse what is no network."""
+    """Refuse anything but a `torch.nn.Module`."""
     if isinstance(model, type):
         raise TypeError(f"model must be an object, not a class: write {model.__name__}(…)")
     if not isinstance(model, nn.Module):
@@ -116,7 +116,7 @@ class _Part:
     example: str
     place: str
     fits: Callable[[Any], bool]
-    of_text: str = ""  # the remedy where a text was given
+    of_text: str = ""  # the remedy if a string was given
 
 
 def _has(*names: str) -> Callable[[Any], bool]:
@@ -124,7 +124,7 @@ def _has(*names: str) -> Callable[[Any], bool]:
 
 
 def _takes(arguments: int) -> Callable[[Any], bool]:
-    """Whether something can be called with so many arguments."""
+    """A test whether an object can be called with this many arguments."""
 
     def fits(value: Any) -> bool:
         if not callable(value):
@@ -132,7 +132,7 @@ def _takes(arguments: int) -> Callable[[Any], bool]:
         try:
             signature = inspect.signature(value.forward if isinstance(value, nn.Module) else value)
             signature.bind(*[None] * arguments)
-        except ValueError:  # a builtin does not say
+        except ValueError:  # a builtin without a signature
             return True
         except TypeError:
             return False
@@ -141,7 +141,7 @@ def _takes(arguments: int) -> Callable[[Any], bool]:
     return fits
 
 
-# by what an object can do, not by its class: a part may be anybody's own
+# a part is recognized by what it can do, not by its class: users write their own
 _PARTS = {
     "belief": _Part(
         "a belief", "DiagonalGaussian()", "belief=", _has("blocks", "start", "sample", "penalty")
@@ -183,7 +183,7 @@ _PARTS = {
 
 
 def _part_of(value: Any) -> str | None:
-    """The slot that an object is made for, as far as can be told."""
+    """The slot that an object fits; None if no slot is recognized."""
     if isinstance(value, str | nn.Module):
         return "likelihood" if _has("takes_labels")(value) else None
     for slot in ("belief", "solver", "curvature", "objective"):
@@ -208,7 +208,7 @@ def _refusal(name: str, kind: str, value: Any, suggestion: int | float | None) -
 def _converted(
     kind: type[int] | type[float], value: Any, fits: Callable[[Any], bool]
 ) -> int | float | None:
-    """The number that something else stands for: 2.0 for a whole number, a text, an array."""
+    """The number that a value stands for, such as 2 for 2.0 or "2"; None if there is none."""
     if isinstance(value, bool):
         return None
     try:

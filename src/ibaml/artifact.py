@@ -1,8 +1,9 @@
-"""What is held in a file: a learner, or a finished posterior, complete, and nothing that executes.
+"""What is in a file? A complete learner or a finished posterior, and nothing that executes.
 
-A safetensors file. Its header holds JSON: the format's version, the choices by the names of their
-classes and fields, how the backbone was built, how inputs are prepared, the names of classes.
-What is somebody's own (a module, a likelihood, a solver) is named there and passed in again.
+It is a safetensors file. Its header holds JSON: the format's version, the choices by the names of
+their classes and fields, how the backbone was built, how inputs are prepared, the names of classes.
+For a user's own part (a module, a likelihood, a solver) it holds only the name; the part is passed
+in again when loading.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ def save_learner(learner: MetaLearner, path: str | Path) -> Path:
 def load_learner(
     path: str | Path, device: torch.device | str = "cpu", **passed_in: Any
 ) -> MetaLearner:
-    """The learner of a file. Nothing in it is executed.
+    """The learner in a file. Nothing in it is executed.
 
     Args:
-        passed_in: what is somebody's own: ``model``, ``likelihood``, ``solver``, …
+        passed_in: the user's own parts: ``model``, ``likelihood``, ``solver``, …
     """
     facts, tensors = _read(Path(path), "learner")
     return _learner(Path(path), facts, tensors, passed_in).to(device)
@@ -97,7 +98,7 @@ def _learner(
 ) -> MetaLearner:
     unknown = [name for name in passed_in if name not in _PASSED_IN]
     if unknown:
-        raise TypeError(f"{unknown[0]} is none of what may be passed in: {', '.join(_PASSED_IN)}")
+        raise TypeError(f"{unknown[0]} cannot be passed in; these can: {', '.join(_PASSED_IN)}")
     try:
         dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16,
                  "float16": torch.float16}[facts["dtype"]]  # fmt: skip
@@ -135,13 +136,13 @@ def _learner(
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, DataError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         hint = " (is your module the one it was saved with?)" if "model" in passed_in else ""
-        raise ArtifactError(f"{path} does not fit together{hint}: {first}") from error
+        raise ArtifactError(f"the parts of {path} do not match{hint}: {first}") from error
     learner.eval()
     return learner
 
 
 def _choice(value: Any) -> Any:
-    """A choice as JSON: its class and fields; what is somebody's own by its name alone."""
+    """A choice as JSON: its class and fields; for a user's own part only its name."""
     name = type(value).__name__
     if is_dataclass(value) and _CHOICES.get(name) is type(value):
         chosen_fields = {f.name: _choice(getattr(value, f.name)) for f in fields(value) if f.init}
@@ -156,7 +157,7 @@ def _choice(value: Any) -> Any:
 
 
 def _chosen(path: Path, name: str, content: Any) -> Any:
-    """What `_choice` gave, as an object; only of classes that are listed above."""
+    """The object of a `_choice`; only classes listed above are made."""
     if isinstance(content, list):
         return tuple(_chosen(path, name, one) for one in content)
     if not isinstance(content, dict):
@@ -170,7 +171,7 @@ def _chosen(path: Path, name: str, content: Any) -> Any:
     kind = _CHOICES.get(str(content.get("class")))
     if kind is None:
         raise ArtifactError(f"{path}: {name} is of an unknown class, {content.get('class')!r}")
-    if name == "belief":  # early files name what follows from the class
+    if name == "belief":  # early files also store fields that follow from the class
         content = {k: v for k, v in content.items() if k not in ("blocks", "stochastic")}
     known = {f.name: f for f in fields(kind) if f.init}
     given = {k: _chosen(path, name, v) for k, v in content.items() if k != "class"}
@@ -180,7 +181,9 @@ def _chosen(path: Path, name: str, content: Any) -> Any:
         if k not in given and f.default is MISSING and f.default_factory is MISSING
     ]  # fmt: skip
     if unexpected or missing:
-        raise ArtifactError(f"{path}: {name} has odd fields ({', '.join(unexpected or missing)})")
+        raise ArtifactError(
+            f"{path}: {name} has the wrong fields ({', '.join(unexpected or missing)})"
+        )
     return kind(**given)
 
 
@@ -214,9 +217,9 @@ def _known_likelihood(path: Path, content: Any) -> Likelihood | None:
 
 
 def save_posterior(posterior: Posterior, path: str | Path, *, examples: bool = True) -> Path:
-    """Write a finished classifier or regressor: the learner it came from, the posterior, the names
-    of its classes. Where a prediction needs the support examples (batch norm with statistics of the
-    support set) they go with it, prepared, never as they were; ``examples=False`` refuses then."""
+    """Write a finished classifier or regressor: its learner, the posterior, the names of its
+    classes. If predictions need the support examples (batch norm with their statistics), the
+    prepared examples are written too, never the originals; ``examples=False`` then raises."""
     task = posterior._task
     task._check_fresh()
     learner, energy = task.learner, task._energy
@@ -267,7 +270,7 @@ def load_posterior(
         y = torch.zeros(1, x.shape[1], *facts["target_shape"], device=like.device)
         y = y.to(like.dtype) if facts["floating"] else y.long()
         if facts["examples"] and "posterior/x" not in tensors:
-            raise ArtifactError(f"{path} lacks the examples its predictions need")
+            raise ArtifactError(f"{path} lacks the examples that its predictions need")
         noise = like.new_zeros(1, 1, learner.belief.noise_size(layout.size))
         with torch.no_grad():
             energy = learner.energy(x, y, noise, layout, plan)
@@ -280,12 +283,12 @@ def load_posterior(
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         if isinstance(error, ArtifactError):
             raise
-        raise ArtifactError(f"{path} does not fit together: {error}") from error
+        raise ArtifactError(f"the parts of {path} do not match: {error}") from error
     return Posterior(task, None if classes is None else tuple(classes))
 
 
 def _plain(label: Any) -> Any:
-    """A label as JSON knows it."""
+    """A label as a JSON value."""
     return label.item() if hasattr(label, "item") else label
 
 
@@ -324,10 +327,10 @@ def _read(path: Path, wanted: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         header = json.loads(content[8 : 8 + size])["__metadata__"]
         kind, number = header["ibaml"], int(header["format"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"{path} is damaged, or no file of ibaml") from error
+        raise ArtifactError(f"{path} is damaged, or not a file of ibaml") from error
     if number > FORMAT:
         raise ArtifactError(
-            f"{path} was written by ibaml {header.get('version', '?')} in format {number}, and "
+            f"{path} was written by ibaml {header.get('version', '?')} in format {number}, but "
             f"this is ibaml {__version__}, which reads formats up to {FORMAT}: update ibaml"
         )
     if kind != wanted:

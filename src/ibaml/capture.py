@@ -1,7 +1,7 @@
-"""A whole meta-step as one CUDA graph: recorded once for a kind of batch, replayed ever after.
+"""How is a whole meta-step recorded as one CUDA graph, and replayed for batches of the same kind?
 
-A meta-step is thousands of small kernels, and a host that launches them one by one takes longer
-than an accelerator that runs them. A recording holds the loss and all its gradients.
+A meta-step is thousands of small kernels, and the host takes longer to launch them one by one than
+the accelerator takes to run them. A recording holds the loss and all its gradients.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ibaml.metastep import (
 from ibaml.solve import NewtonCG, Solver
 from ibaml.tasks import TaskBatch
 
-_WARM_UPS = 2  # calls of a kind before it is recorded: by then its kernels are chosen
-_MAX_RECORDINGS = 2  # recordings kept, each with the memory of its meta-step
+_WARM_UPS = 2  # calls of a kind before it is recorded: by then cuDNN has chosen its kernels
+_MAX_RECORDINGS = 2  # how many recordings are kept, each with the memory of its meta-step
 
 
 Work = Callable[[TaskBatch, Tensor], MetaStep]
 
 
 def stops_early(solver: Solver) -> bool:
-    """Whether a solver looks at its numbers on the way to stop early; recorded, it takes every step
-    it may take, which is cheap for a head alone."""
+    """Whether a solver reads values to stop early. In a recording it takes all its steps, which is
+    cheap only if the head alone is adapted."""
     return isinstance(solver, NewtonCG) or getattr(solver, "tol", None) is not None
 
 
@@ -48,7 +48,7 @@ class Captures:
     """The recorded meta-steps of one learner.
 
     Attributes:
-        refused: why a meta-step could not be recorded, None where none failed.
+        refused: why a meta-step could not be recorded; None if none failed.
     """
 
     def __init__(self) -> None:
@@ -68,13 +68,13 @@ class Captures:
         seed: int,
         required: bool,
     ) -> MetaStep | None:
-        """The meta-step of the batch by replay; None where it has to be done as usual.
+        """The meta-step of the batch by replay; None if it has to run as usual.
 
         Args:
             work: the meta-step as a function of the batch and its tasks' roots, which reads the
-                learner's parameters and does not look at values.
+                learner's parameters and reads no values on the host.
             choices: what the work depends on besides tensors; another value is another kind.
-            insist: raise what keeps a meta-step from being recorded.
+            insist: raise the error that prevents a recording.
         """
         kind = (*_described(batch), *_addresses(learner), *_flags(), *choices)
         for captured in self._recordings:
@@ -92,8 +92,8 @@ class Captures:
                 raise
             self.refused = str(error).splitlines()[0]
             warnings.warn(
-                f"meta-steps are launched one by one, which takes longer than a replay: "
-                f"{self.refused} (capture=False does it without a trial)",
+                f"meta-steps cannot be recorded, so they run without replay, which is slower: "
+                f"{self.refused} (capture=False does not try)",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -102,7 +102,7 @@ class Captures:
 
 
 class _Captured:
-    """A recording for one kind of batch, with a batch of its own that others are copied into."""
+    """A recording for one kind of batch, with its own batch, into which others are copied."""
 
     def __init__(
         self, kind: tuple[Any, ...], learner: nn.Module, work: Work, batch: TaskBatch, seed: int
@@ -129,12 +129,12 @@ class Recording:
     """One meta-step as a CUDA graph.
 
     Attributes:
-        step: what it found, written over by every replay.
-        flat: the gradients of the parameters that have one, in one vector, likewise.
-        present: which parameters these are.
+        step: its results, overwritten by every replay.
+        flat: the gradients of the parameters that have one, in one vector, overwritten likewise.
+        present: which parameters have one.
 
     Args:
-        backward: False records the loss alone.
+        backward: False records only the loss.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Recording:
         backward: bool = True,
     ) -> None:
         named = {n: p for n, p in learner.named_parameters() if p.requires_grad}
-        # leaves of their own, so that nothing recorded belongs to a graph outside
+        # new leaves, so that no recorded tensor belongs to a graph outside
         leaves = {n: p.detach().requires_grad_() for n, p in named.items()}
         swapped = {f"learner.{n}": leaf for n, leaf in leaves.items()}
         gradients: tuple[Tensor | None, ...] = ()
@@ -167,15 +167,15 @@ class Recording:
         self.step: MetaStep = map_tensors(Tensor.detach, replace(step, reads=Reads()))
 
     def replay(self) -> None:
-        """Do it again, on what the batch, the roots and the parameters hold now."""
+        """Run the step again with the current values of the batch, roots and parameters."""
         self.graph.replay()
 
 
 @contextmanager
 def record(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
-    """Record what is done inside, on a stream of its device (torch's own belongs to the device that
-    was current first). A failure leaves the current stream as it was, which torch before 2.12 does
-    not see to."""
+    """Record the operations inside, on a stream of the given device (torch's default is a stream of
+    whichever device was current first). After a failure the current stream is restored, which torch
+    before 2.12 does not do."""
     with torch.cuda.device(device):
         before = torch.cuda.current_stream()
         try:
@@ -212,7 +212,7 @@ def _described(batch: TaskBatch) -> tuple[Any, ...]:
 
 
 def _addresses(learner: nn.Module) -> tuple[Any, ...]:
-    """Where the learner's tensors lie: a recording reads them there."""
+    """The addresses of the learner's tensors, from which a recording reads them."""
     return tuple(
         (t.data_ptr(), t.requires_grad)
         for module in learner.modules()

@@ -1,4 +1,4 @@
-"""What is refused, and in which words: options when a learner is built, tasks when they come."""
+"""Which choices and tasks are refused? Options when a learner is built, tasks when first seen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_options(
     init_log_var: float,
     learn_beta: bool = False,
 ) -> None:
-    """Refuse what is no choice, and choices that cannot work together."""
+    """Refuse invalid choices, and choices that cannot work together."""
     check_part("belief", belief)
     check_part("solver", solver)
     check_part("gradient", gradient)
@@ -53,7 +53,7 @@ def check_options(
                 "(imaml), a Gaussian belief (ibaml), or the unrolled rule (maml)"
             )
         if gradient.curvature.kind == "lemma" and not belief.is_diagonal_gaussian:
-            raise ValueError('curvature "lemma" is written for the diagonal Gaussian: use "energy"')
+            raise ValueError('curvature "lemma" needs a diagonal Gaussian belief: use "energy"')
     if learned and not isinstance(gradient, Unrolled):
         raise ValueError(
             "a learned step size has gradient zero under every rule but the unrolled one (a "
@@ -80,7 +80,7 @@ def check_options(
             )
     elif isinstance(objective, TowardsSolution):
         raise ValueError(
-            "TowardsSolution is Reptile's, whose solution carries no gradient: use "
+            "TowardsSolution works with the Reptile rule alone: use "
             "gradient=Reptile(), or another objective"
         )
     if isinstance(gradient, Unrolled) and not isinstance(solver, Descent):
@@ -99,7 +99,7 @@ def check_options(
 def check_running(
     execution: Execution, precision: Precision, capture: bool | None, diagnose: bool
 ) -> None:
-    """Refuse what is no choice of how a learner runs."""
+    """Refuse invalid choices of how a learner runs."""
     check_word("execution", execution, EXECUTIONS)
     check_word("precision", precision, PRECISIONS)
     check_flag("capture", capture, or_none=True)
@@ -107,7 +107,7 @@ def check_running(
 
 
 def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head: bool) -> None:
-    """Refuse a model the choices do not fit."""
+    """Refuse a model that does not fit the choices."""
     check_flag("tie_head", tie_head)
     if isinstance(gradient, Reptile) and roles.shared:
         raise ValueError(
@@ -133,7 +133,7 @@ def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head
             if layer is not head and own & {id(p) for p in layer.parameters(recurse=False)}:
                 raise ValueError(
                     f"tie_head: the last linear layer ({name}) shares a weight with {other}, whose "
-                    "rows are no classes; untie them"
+                    "rows are not classes; untie them"
                 )
 
 
@@ -141,7 +141,8 @@ def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head
 def check_tasks(
     energy: TaskEnergy, v: Tensor, classes: int | None, solver: Solver, adapts_head: bool
 ) -> None:
-    """Does the model take these inputs, do its outputs fit the targets, is it one function?"""
+    """Refuse tasks whose inputs the model does not accept or whose targets do not fit its outputs,
+    and a model that is random."""
     x, y = energy.x, energy.y
     dtype, device = v.dtype, v.device
     if x.device != device:
@@ -152,10 +153,10 @@ def check_tasks(
             "model.to(...)"
         )
     if energy.layout.rows and y.is_floating_point():
-        raise ValueError("tie_head is for classification: the targets are floating")
+        raise ValueError("tie_head is for classification, but the targets are floating numbers")
     name = type(energy.model).__name__
     try:
-        outputs, again = (replace(energy).outputs(v) for _ in range(2))  # nothing kept
+        outputs, again = (replace(energy).outputs(v) for _ in range(2))  # without cached features
     except Exception as error:
         raise ValueError(
             f"the model {name} does not run on one task's support inputs, shape "
@@ -164,7 +165,7 @@ def check_tasks(
     if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise ValueError(
             f"the model {name} is random: two passes over the same inputs differ (dropout outside "
-            "an nn.Dropout?). A task's energy has to be one function: switch the randomness off"
+            "an nn.Dropout?). A task's energy must be deterministic: switch the randomness off"
         )
     if outputs.shape[2] != x.shape[1]:
         raise ValueError(
@@ -192,7 +193,7 @@ def check_tasks(
 
 
 def _warn_if_stiff(solver: Solver, energy: TaskEnergy) -> None:
-    """Plain descent diverges where lr·κ·exp(−ρ) > 2: say so before it does."""
+    """Plain descent diverges where lr·κ·exp(−ρ) > 2: warn before it does."""
     if not isinstance(solver, GradientDescent | NaturalDescent) or solver.steps < 2:
         return
     if isinstance(solver.lr, Mapping) or not energy.belief.is_diagonal_gaussian:

@@ -1,4 +1,4 @@
-"""Which H the implicit rule inverts, and the mixed derivative G that goes with it.
+"""Which H does the implicit rule invert, and which mixed derivative G belongs to it?
 
 All three are  H = C + (1 + μ)·P  with C a curvature of the loss, P the Hessian of the prior's
 penalty and μ the damping:
@@ -38,7 +38,7 @@ class Curvature:
         damping: μ ≥ 0, relative to the prior's precision P. It enters both factors of the prior's
             gradient, so that μ → ∞ is the first-order rule in the mean. For an energy without a
             prior (`implicit_solve`) it is absolute: H + μI.
-        block: ``"mean"`` lets C act on the means alone; the rest of H is then P's.
+        block: ``"mean"`` applies C to the means alone; the rest of H is then P.
     """
 
     kind: Kind = "ggn"
@@ -62,30 +62,30 @@ class Curvature:
 
 
 class Linearization(Protocol):
-    """H at a point: products, a preconditioner, and the way back to θ."""
+    """H at a point: products, a preconditioner, and gradients in θ."""
 
     loss_gradient: Tensor  # (T, dim), in the coordinates of v
 
     @property
     def diagonal(self) -> Tensor | None:
-        """The prior's part of H where that is diagonal."""
+        """The diagonal of the prior's part of H; None if that part is not a diagonal matrix."""
 
     @property
     def precondition(self) -> Preconditioner | None:
-        """The inverse of the prior's part of H, or something near it."""
+        """The inverse of the prior's part of H, or an approximation."""
 
     def product(self, p: Tensor) -> Tensor:
         """H p, per task."""
 
     def to_coordinates(self, b: Tensor) -> Tensor:
-        """A gradient in v, in the coordinates H is written in."""
+        """A gradient in v, converted to the coordinates of H."""
 
     def pull_back(self, u: Tensor) -> list[Tensor | None]:
         """−(∂²E/∂v∂θ)ᵀu for the wanted tensors of θ; None where E does not depend on one."""
 
 
 def vector_product(outputs: Tensor, inputs: Tensor, vector: Tensor) -> Tensor:
-    """vectorᵀ ∂outputs/∂inputs, zero where nothing depends on anything; the graph is kept."""
+    """vectorᵀ ∂outputs/∂inputs, zero where there is no dependence; the graph is kept."""
     if not outputs.requires_grad:
         return torch.zeros_like(inputs)
     (product,) = torch.autograd.grad(outputs, inputs, vector, retain_graph=True, allow_unused=True)
@@ -93,14 +93,14 @@ def vector_product(outputs: Tensor, inputs: Tensor, vector: Tensor) -> Tensor:
 
 
 class _Hessian:
-    """∇²loss + (1 + μ)P, one graph of ∇loss serving all products and the mixed derivative."""
+    """∇²loss + (1 + μ)P; one graph of ∇loss serves all products and the mixed derivative."""
 
     def __init__(self, choice: Curvature, energy: Energy, v: Tensor, wanted: Sequence[int]) -> None:
         self.choice = choice
         self.wanted = tuple(wanted)
         theta = [t.detach() for t in energy.theta]
         self.leaves = {i: theta[i].clone().requires_grad_() for i in wanted}
-        # an energy nothing flows into already is taken as it is, with what it has computed
+        # an energy without a graph is used as it is, so that its cached features are reused
         graph_free = not wanted and not any(t.requires_grad for t in energy.theta)
         bound = tuple(self.leaves.get(i, t) for i, t in enumerate(theta))
         self.energy = energy if graph_free else energy.bind(bound)
@@ -146,7 +146,7 @@ class _Hessian:
         return b
 
     def pull_back(self, u: Tensor) -> list[Tensor | None]:
-        """The loss's part by the graph of its gradient, the penalty's as the energy gives it."""
+        """The loss's part by the graph of its gradient, the penalty's part from the energy."""
         in_loss = [i for i in self.wanted if i not in self.energy.penalized]
         gradients: dict[int, Tensor | None] = {}
         if in_loss and self.gradient.requires_grad:
@@ -189,7 +189,7 @@ class _GaussNewton(_Hessian):
 
     @cached_property
     def loss_gradient(self) -> Tensor:  # type: ignore[override]
-        """Only where somebody asks: no product needs it."""
+        """Computed only when asked for: no product needs it."""
         return vector_product(self.outputs, self.v, self.output_gradient.detach())
 
     def curvature(self, p: Tensor) -> Tensor:
@@ -204,9 +204,7 @@ class _Lemma(_Hessian):
     def _build(self) -> None:
         energy = self.energy
         if not (isinstance(energy, TaskEnergy) and energy.belief.is_diagonal_gaussian):
-            raise ValueError(
-                'curvature "lemma" is written for the diagonal Gaussian belief; use "energy"'
-            )
+            raise ValueError('curvature "lemma" needs a diagonal Gaussian belief; use "energy"')
         m, rho = self.v.detach().chunk(2, -1)
         self.log_var = rho
         self.v = torch.cat([m, rho.exp()], -1).requires_grad_()  # (m_t, d_t)
@@ -234,7 +232,7 @@ class _Lemma(_Hessian):
         tau = (-rho).exp()
         g_m = self.kappa * tau * u_m
         g_rho = -self.mean_gradient * u_m + self.kappa * tau * u_d / 2  # g_ρ = d·g_d
-        # what is neither m nor ρ (a learned β) has nothing substituted: back in (m, ρ)
+        # the lemma substitutes in m and ρ alone; the rest (a learned β) is done in (m, ρ)
         v = torch.cat([self.v.detach().chunk(2, -1)[0], self.log_var], -1)
         rest = [i for i in self.wanted if i > 1]
         others = energy.penalty_gradient(v, self.to_coordinates(u), rest)

@@ -1,4 +1,4 @@
-"""A posterior as a plain module: fixed draws, no learner, no randomness; for `torch.export`."""
+"""How does a posterior become a plain module? By fixed draws, without a learner or randomness."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Members(nn.Module):
 
 
 class Heads(nn.Module):
-    """The same where only a linear head differs: one pass through what is before it."""
+    """The same if only a linear head differs: one pass through the layers before it."""
 
     weight: Tensor
     bias: Tensor | None
@@ -43,7 +43,7 @@ class Heads(nn.Module):
 
 
 class Predictive(nn.Module):
-    """Members, and what their outputs mean together."""
+    """Members, and a prediction from all their outputs."""
 
     noise: Tensor | None
 
@@ -64,7 +64,7 @@ class Probabilities(Predictive):
 
 
 class MeanAndVariance(Predictive):
-    """Mean and variance, each shaped as targets of M inputs are."""
+    """Mean and variance, each with the shape of the targets of M inputs."""
 
     squeeze = False
 
@@ -78,11 +78,11 @@ class MeanAndVariance(Predictive):
 
 @torch.no_grad()
 def predictive_module(task: Posteriors, samples: int = 10) -> nn.Module:
-    """The module of one task's posterior, by its default draws (one of a point)."""
+    """The module of one task's posterior, with its default draws (a single one for a point)."""
     if "batch" in task.norm_stats.values():
         raise ValueError(
-            'predictions with norm_stats="batch" depend on the other queries, and a module has no '
-            'such statistics: adapt with norm_stats="running" or "support"'
+            'predictions with norm_stats="batch" depend on the other queries, so they cannot be a '
+            'module: adapt with norm_stats="running" or "support"'
         )
     task._check_fresh()
     energy = task._sampled(samples, None)
@@ -95,7 +95,7 @@ def predictive_module(task: Posteriors, samples: int = 10) -> nn.Module:
     noise = likelihood.noise_variance()
     noise = None if noise is None else noise.detach().to(task._v.dtype)
     made = MeanAndVariance(members, likelihood, noise)
-    made.squeeze = energy.y.dim() == 2  # targets of one number each
+    made.squeeze = energy.y.dim() == 2  # each target is one number
     return made.eval()
 
 
@@ -106,7 +106,7 @@ def _copied(module: nn.Module) -> Any:
 
 
 def _heads(task: Posteriors, weights: dict[str, Tensor]) -> Heads | None:
-    """The members as one body with many heads, where the network is features and a linear head."""
+    """The members as one body with many heads; None unless the network is features and a head."""
     energy = task._energy
     name = energy.run.head
     constants = {**energy.constants, **energy.meta.shared}
@@ -135,12 +135,12 @@ def _heads(task: Posteriors, weights: dict[str, Tensor]) -> Heads | None:
 
 
 def _copies(task: Posteriors, energy: TaskEnergy, weights: dict[str, Tensor]) -> list[nn.Module]:
-    """A network of its own for every draw."""
+    """One network per draw."""
     statistics = task.statistics(energy) if "support" in task.norm_stats.values() else {}
     members = []
     for s in range(next(iter(weights.values())).shape[1]):
         member = _copied(task.learner.model)
-        for layer in norm_layers(member).values():  # statistics of the support set need a place
+        for layer in norm_layers(member).values():  # buffers for the support set's statistics
             if layer.running_mean is None:
                 layer.running_mean = layer.running_var = torch.zeros(layer.num_features)
             layer.track_running_stats = True
@@ -152,7 +152,7 @@ def _copies(task: Posteriors, energy: TaskEnergy, weights: dict[str, Tensor]) ->
 
 
 def _set(module: nn.Module, name: str, value: Tensor) -> None:
-    """Put a tensor in the place of a parameter or buffer, also one of another shape."""
+    """Replace a parameter or buffer by a tensor, which may have another shape."""
     owner, _, leaf = name.rpartition(".")
     part = module.get_submodule(owner)
     if leaf in part._parameters:

@@ -1,5 +1,5 @@
-"""What happened in the learner's last call, per task. Reading a figure waits for the device,
-writing it down does not."""
+"""What happened in the learner's last call, per task? Reading a value waits for the device,
+recording it does not."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ibaml.linalg import Reason
 from ibaml.metastep import MetaStep
 from ibaml.solve import Solution
 
-UNSOLVED = 0.1  # ‖b − Hu‖/‖b‖ above which a meta-gradient rests on an unsolved system
+UNSOLVED = 0.1  # a system whose ‖b − Hu‖/‖b‖ is larger counts as unsolved
 
 
 @dataclass(frozen=True)
 class Diagnostics:
     """The record of one call; every tensor has one entry per task.
 
-    What belongs to the backward pass (``cg_…``, ``negative_curvature``) is None where the record
-    was read before it, and under rules that solve no linear system. A record that was handed out
-    does not change: read `MetaLearner.diagnostics` again after ``backward()``.
+    Values of the backward pass (``cg_…``, ``negative_curvature``) are None if the record was read
+    before it, and for rules that solve no linear system. A record does not change once it was
+    returned: read `MetaLearner.diagnostics` again after ``backward()``.
     """
 
     step: MetaStep
@@ -30,8 +30,8 @@ class Diagnostics:
     keys: tuple[int, ...]
 
     def snapshot(self) -> Diagnostics:
-        """A record of its own, which a later backward pass does not add to. The copies are made on
-        the device, without waiting for it."""
+        """A copy that a later backward pass does not change. It is made on the device, without
+        waiting for it."""
         step = self.step
         rebuilt = step.rebuilt
         if rebuilt is not None:
@@ -84,7 +84,7 @@ class Diagnostics:
 
     @property
     def cg_residual(self) -> Tensor | None:
-        """‖b − Hu‖/‖b‖ of the linear solve; NaN for a task left out."""
+        """‖b − Hu‖/‖b‖ of the linear solve; NaN for a task that was left out."""
         linear = self.step.linear
         return None if linear is None else linear.residual
 
@@ -106,7 +106,7 @@ class Diagnostics:
 
     @property
     def negative_curvature(self) -> Tensor | None:
-        """Tasks whose H was found indefinite."""
+        """Tasks for which the linear solver found H to be indefinite."""
         linear = self.step.linear
         return None if linear is None else linear.reason == Reason.NEGATIVE_CURVATURE
 

@@ -1,4 +1,4 @@
-"""How do labels as people have them (text, numbers, true and false) become 0 … W−1, and back?"""
+"""How do a user's labels (text, whole numbers, true and false) become 0 … W−1, and back?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def as_tensor(values: Any, name: str, dtype: torch.dtype) -> Tensor:
-    """Numbers as a tensor: tensors as they are; of arrays and lists, floating ones in ``dtype``."""
+    """Numbers as a tensor: a tensor as it is; floating arrays and lists in ``dtype``."""
     if isinstance(values, Tensor):
         return values
     array = np.asarray(values)
@@ -22,7 +22,7 @@ def as_tensor(values: Any, name: str, dtype: torch.dtype) -> Tensor:
 
 
 def is_numbers(y: Any) -> bool:
-    """Whether targets are floating numbers, to be regressed on."""
+    """Whether targets are floating numbers, so that the task is a regression."""
     return y.is_floating_point() if isinstance(y, Tensor) else np.asarray(y).dtype.kind == "f"
 
 
@@ -30,7 +30,7 @@ def encoded(y: Any, classes: Sequence[Any] | None = None) -> tuple[Tensor, tuple
     """Labels as 0 … W−1, and the names of the classes in order.
 
     Args:
-        classes: the names, in the order of the columns; by default those that occur, sorted.
+        classes: the names, in the order of the columns; by default the labels in y, sorted.
 
     >>> encoded(["cat", "dog", "cat"])
     (tensor([0, 1, 0]), ('cat', 'dog'))
@@ -43,12 +43,12 @@ def encoded(y: Any, classes: Sequence[Any] | None = None) -> tuple[Tensor, tuple
         raise ValueError("y is floating; labels are text, whole numbers, or true and false")
     values = array.tolist()
     if any(v is None for v in values):
-        raise ValueError("y holds None, which is no label")
+        raise ValueError("y holds None, which is not a label")
     if classes is None:
         try:
             names = tuple(sorted(set(values)))
         except TypeError:
-            raise ValueError("y mixes kinds of labels: make them all of one") from None
+            raise ValueError("y mixes kinds of labels: make them all of one kind") from None
     else:
         names = tuple(classes)
         if len(set(names)) < len(names):
@@ -61,7 +61,7 @@ def encoded(y: Any, classes: Sequence[Any] | None = None) -> tuple[Tensor, tuple
 
 
 def decoded(indices: Tensor, classes: Sequence[Any]) -> np.ndarray:
-    """The labels of class indices, as an array of their own kind."""
+    """The labels of class indices, as an array with the labels' own type."""
     names = np.empty(len(classes), dtype=object)
     names[:] = list(classes)
     labels = names[indices.detach().cpu().numpy()]

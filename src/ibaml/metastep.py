@@ -1,7 +1,7 @@
-"""What a meta-step gives: a loss, its gradient where that is known already, and what happened.
+"""What does a meta-step return? A loss, its gradient if that is known already, and what happened.
 
-A loss whose gradient is known, or looked at on the way, is an ordinary scalar: ``backward()`` hands
-the gradient out.
+The loss is an ordinary scalar, also if its gradient was computed before or is checked on the way:
+``backward()`` passes the gradient on.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ibaml.tasks import TaskBatch
 
 @dataclass(frozen=True)
 class Reads:
-    """The learner's tensors that a meta-loss depends on: as they are, and as the graph reads them,
-    so that the gradient of a whole meta-step can be looked at before anybody receives it."""
+    """The learner's tensors that a meta-loss depends on: the originals, and the views that the
+    graph reads, so that the gradient of a meta-step can be checked before it is passed on."""
 
     outer: tuple[Tensor, ...] = ()
     inner: tuple[Tensor, ...] = ()
@@ -33,7 +33,7 @@ class Reads:
     def through(
         cls, support: TaskEnergy, query: TaskEnergy, rate: Tensor | None
     ) -> tuple[Reads, TaskEnergy, TaskEnergy, Tensor | None]:
-        """Both energies and the step sizes, reading views of all that they depend on."""
+        """Both energies and the step sizes, which read views of all tensors they depend on."""
         outside = support.meta.outside
         outer = (*support.theta, *outside.values(), *(() if rate is None else (rate,)))
         reads = cls(outer, tuple(t.view_as(t) for t in outer))
@@ -58,7 +58,7 @@ class MetaStep:
 
     @classmethod
     def of(cls, losses: Tensor, record: Record, passes: list[Moments], reads: Reads) -> MetaStep:
-        """The mean of the tasks' losses (T,), without those that diverged or are not finite."""
+        """The mean of the tasks' losses (T,), leaving out tasks that diverged or are not finite."""
         left_out = ~losses.detach().isfinite()
         if record.solution is not None:
             left_out = left_out | record.solution.diverged
@@ -69,7 +69,7 @@ class MetaStep:
 
     @property
     def linear(self) -> LinearSolution | None:
-        """The linear solve of every task, once there was one; one left out has solved nothing."""
+        """The linear solve of every task, once there was one; NaN residuals for tasks left out."""
         if self.rebuilt is None:
             return self.record.linear
         record, takes_part = self.rebuilt
@@ -125,8 +125,8 @@ class Repair:
     Attributes:
         tasks: how many there are.
         alone: the meta-step of one task.
-        without: that of the others, once it is known which tasks are ill, (tasks,); None where
-            none is left.
+        without: the meta-step without the bad tasks, given as a mask (tasks,); None if no task is
+            left.
     """
 
     tasks: int
@@ -135,9 +135,9 @@ class Repair:
 
 
 def guarded(step: MetaStep, repair: Repair | None) -> MetaStep:
-    """The step with a loss that looks at its gradient when ``backward()`` asks for it: tasks whose
-    part is not finite are left out. Where nobody may look (a device would have to be waited for)
-    such a gradient is zero, and all tasks count as left out."""
+    """The step with a loss that checks its gradient in ``backward()``: tasks whose part is not
+    finite are left out. If values may not be read (``repair`` is None: it would wait for the
+    device), a gradient that is not finite becomes zero, and all tasks count as left out."""
     return replace(step, loss=_Guarded.apply(step, repair, *step.reads.outer))
 
 
@@ -165,7 +165,7 @@ class _Guarded(torch.autograd.Function):
             )
 
         def finite_without_scale() -> bool:
-            """Whether the gradient alone is sound: a loss scale (amp) may be all that is not."""
+            """Whether the gradient is finite without the loss scale (amp) it is multiplied by."""
             assert repair is not None
             whole = repair.without(torch.zeros(repair.tasks, dtype=torch.bool))
             assert whole is not None
@@ -190,20 +190,20 @@ class _Guarded(torch.autograd.Function):
                             None if g is None else torch.zeros_like(g) for g in gradients
                         )
         given = dict(zip(positions, gradients, strict=True))
-        if not keep:  # a loss that somebody keeps does not keep its tasks
+        if not keep:  # a loss that outlives its graph must not keep the tasks alive
             ctx.step = ctx.repair = None
         return None, None, *(given.get(i) for i in range(len(step.reads.outer)))
 
 
 def _all_finite(step: MetaStep, gradients: Sequence[Tensor | None]) -> bool:
-    """Whether the gradient of a meta-step is finite, and that of every task in it was (a linear
-    solver takes zero in the place of what is not)."""
+    """Whether the gradient of a meta-step and of every task in it is finite (a linear solver
+    replaces values that are not finite by zero, so its record is read too)."""
     finite = all(bool(g.isfinite().all()) for g in gradients if g is not None)
     return finite and bool(linear_solve_succeeded(step))
 
 
 def linear_solve_succeeded(step: MetaStep) -> Tensor:
-    """Whether no task's linear system met a value that is not finite."""
+    """Whether every value was finite in all tasks' linear systems."""
     record = step.record if step.rebuilt is None else step.rebuilt[0]
     if record.linear is None:
         return torch.ones((), dtype=torch.bool, device=step.left_out.device)
@@ -213,8 +213,8 @@ def linear_solve_succeeded(step: MetaStep) -> Tensor:
 def zero_unless_finite(
     gradients: Sequence[Tensor | None], step: MetaStep
 ) -> tuple[tuple[Tensor | None, ...], Tensor]:
-    """The gradients of a meta-step, or zeros in their place where they are not sound; and which it
-    was, without waiting."""
+    """The gradients of a meta-step, or zeros if they are not finite; and a tensor that says which,
+    so that nothing waits for the device."""
     finite = [g.isfinite().all() for g in gradients if g is not None]
     all_finite = torch.stack([linear_solve_succeeded(step), *finite]).all()
     return tuple(
@@ -247,7 +247,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], structure: Any) -> Any:
 
 
 def reaches_outside(loss: Tensor, leaves: list[Tensor]) -> bool:
-    """Whether a gradient would also go to other tensors (a likelihood may close over some)."""
+    """Whether the loss also depends on other tensors that require gradients (a likelihood may close
+    over some)."""
     known = {id(t) for t in leaves}
     seen: set[Any] = set()
     nodes = [loss.grad_fn]
@@ -263,6 +264,6 @@ def reaches_outside(loss: Tensor, leaves: list[Tensor]) -> bool:
 
 
 def wants_gradients(batch: TaskBatch) -> bool:
-    """Whether somebody wants gradients of the tasks themselves."""
+    """Whether any tensor of the tasks requires a gradient."""
     tensors = (batch.support_x, batch.support_y, batch.query_x, batch.query_y)
     return any(t.requires_grad for t in tensors)

@@ -1,4 +1,4 @@
-"""Which recipe of the literature: every method is one row of choices, and this file is the table.
+"""Which methods of the literature are there? Every method is one row of choices; this is the table.
 
 | method  | adapted weights           | energy               | differentiate           | meta-loss |
 |---------|---------------------------|----------------------|-------------------------|-----------|
@@ -10,7 +10,7 @@
 | ibaml   | diagonal Gaussian         | nll + κ·KL           | implicit                | query nll |
 
 Options left out take the recommended values (`ibaml.recommended`), the same as on the command line;
-an option that is given means exactly what it says.
+an option that is given is never changed.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Options(TypedDict, total=False):
 
     Attributes:
         adapt: which weights a task adapts: ``"all"``, ``"head"``, a pattern, …; by default the head
-            for implicit methods where the module ends in a linear layer, else everything.
-        steps, lr: K and α. A head that is adapted by an implicit method is solved by Newton's
-            method, unless an α is given, which means descent.
+            for implicit methods if the module ends in a linear layer, else everything.
+        steps, lr: K and α. Implicit methods solve a head by Newton's method, unless α is given,
+            which selects descent.
         solver: an object, or one of ``"newton"``, ``"descent"``, ``"natural"``, ``"adam"``.
         objective: an object, or one of ``"query"``, ``"predictive"``, ``"abml"``.
-        gradient, likelihood: objects, see `MetaLearner`, which has the others too.
-        data: the dataset that the learner is for: what depends on it (`ibaml.recommend`: how sure
-            predictions are, how inputs are prepared) is then taken from it.
+        gradient, likelihood: objects; see `MetaLearner`, which explains the other options too.
+        data: the dataset that the learner is for. Settings that depend on the data
+            (`ibaml.recommend`: the temperature of predictions, how inputs are prepared) follow it.
     """
 
     adapt: Selection
@@ -91,8 +91,8 @@ class ImplicitOptions(Options, total=False):
     """Options of implicit methods.
 
     Attributes:
-        cg_steps: L, the steps of conjugate gradients; left out, as many as it takes.
-        curvature: ``"ggn"`` (safe), ``"energy"`` (exact) or, of ibaml, ``"lemma"`` (the paper's).
+        cg_steps: L, the steps of conjugate gradients; by default as many as are needed.
+        curvature: ``"ggn"`` (safe), ``"energy"`` (exact) or, for ibaml, ``"lemma"`` (the paper's).
         damping: μ, relative to the prior's precision.
     """
 
@@ -115,8 +115,8 @@ class BayesOptions(Options, total=False):
         noise: ``"independent"`` or ``"antithetic"`` pairs.
         beta: β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.
         learn_beta: meta-learn log β too (not under the first-order rule).
-        init_log_var: ρ at the start.
-        belief: what is believed about the adapted weights; a `DiagonalGaussian` unless given.
+        init_log_var: the initial ρ.
+        belief: the belief about the adapted weights; a `DiagonalGaussian` unless given.
     """
 
     samples: int
@@ -128,7 +128,7 @@ class BayesOptions(Options, total=False):
 
 
 class IbamlOptions(ImplicitOptions, BayesOptions, total=False):
-    """Options of iBaML. ``block``: ``"all"``, or ``"mean"``: curvature of the loss for the means
+    """Options of iBaML. ``block``: ``"all"``, or ``"mean"`` for the loss's curvature in the means
     alone."""
 
     block: Block
@@ -144,15 +144,15 @@ def maml(model: nn.Module, **options: Unpack[Options]) -> MetaLearner:
 
 
 def fomaml(model: nn.Module, **options: Unpack[Options]) -> MetaLearner:
-    """First-order MAML: the gradient at the solution, as if it were the prior's own."""
+    """First-order MAML: the prior receives the gradient taken at the solution."""
     return _make("fomaml", model, options, Options, Point(), FirstOrder())
 
 
 def reptile(model: nn.Module, **options: Unpack[Options]) -> MetaLearner:
     """Reptile (Nichol et al., 2018): move the prior towards the solution of the support set.
 
-    The loss is ½‖θ − v̂‖², whose gradient θ − v̂ is Reptile's direction; shared weights have none, so
-    it adapts everything.
+    The loss is ½‖θ − v̂‖², whose gradient θ − v̂ is Reptile's direction. Shared weights would have
+    no gradient, so it adapts everything.
     """
     return _make("reptile", model, options, Options, Point(), Reptile())
 
@@ -187,7 +187,7 @@ def _make(
     belief: Belief | None,
     gradient: GradientRule | None,
 ) -> MetaLearner:
-    """The learner of a method: what was given, and the recommended values of the rest."""
+    """The learner of a method: the given options, and the recommended values of the rest."""
     _refuse_unknown(method, given, set(known.__annotations__))
     options = {name: value for name, value in given.items() if value is not None}
     if isinstance(options.get("solver"), str):
@@ -224,7 +224,7 @@ def _make(
 
 
 def _settings_given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the recommended values of other settings depend on."""
+    """The settings that the recommended values of others depend on."""
     settings: dict[str, Any] = {"inner_lr": options.get("lr")}
     if isinstance(options.get("solver"), str):
         settings["solver"] = options["solver"]
@@ -251,7 +251,7 @@ def _refuse_unknown(method: str, given: Mapping[str, Any], known: set[str]) -> N
 
 
 def _solver(options: dict[str, Any], values: Mapping[str, Any]) -> Solver:
-    """The solver that was given, or the one of the name, steps and step size."""
+    """The given solver, or a new one by name, steps and step size."""
     solver, steps, lr = (options.pop(name, None) for name in ("solver", "steps", "lr"))
     if solver is not None and not isinstance(solver, str):
         check_part("solver", solver)
@@ -268,7 +268,7 @@ def _solver(options: dict[str, Any], values: Mapping[str, Any]) -> Solver:
 
 
 def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRule | None:
-    """The implicit rule of the options, None where a gradient rule was given."""
+    """The implicit rule of the options; None if a gradient rule was given."""
     if isinstance(options.get("curvature"), Curvature):
         raise TypeError(
             f"curvature is one of the words {', '.join(CURVATURES)} here: give an object to "

@@ -1,7 +1,7 @@
-"""What is good after adaptation: the meta-loss L(v̂, θ) of every task.
+"""What is good after adaptation? The meta-loss L(v̂, θ) of every task.
 
-Objectives read the query set through an energy of its own: same network, same beliefs, the query's
-data, noise of its own.
+Objectives read the query set through a second energy: the same network and belief, but the query's
+data and new noise.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["Abml", "Objective", "PredictiveNll", "QueryNll"]
 
 class Objective(Protocol):
     """``samples``: Monte-Carlo samples of the meta-loss, None for as many as adaptation uses.
-    ``noise``: ``"fresh"`` draws them anew (a solution fits the noise it was solved with),
-    ``"shared"`` takes adaptation's."""
+    ``noise``: ``"fresh"`` draws new noise (a solution fits the noise it was solved with),
+    ``"shared"`` reuses that of adaptation."""
 
     @property
     def samples(self) -> int | None: ...
@@ -59,7 +59,7 @@ class QueryNll(_Sampled):
 
 @dataclass(frozen=True)
 class PredictiveNll(_Sampled):
-    """−log of the Monte-Carlo averaged likelihood, the quantity that is reported at evaluation."""
+    """−log of the Monte-Carlo averaged likelihood, the quantity that evaluations report."""
 
     def __call__(self, v: Tensor, support: TaskEnergy, query: TaskEnergy) -> Tensor:
         nll = query.nll(query.outputs(v))
@@ -68,7 +68,7 @@ class PredictiveNll(_Sampled):
 
 @dataclass(frozen=True)
 class TowardsSolution:
-    """½‖start − v̂‖²: no loss of queries, but the distance that Reptile's rule shortens."""
+    """½‖start − v̂‖²: not a query loss, but the distance that Reptile's rule reduces."""
 
     samples: None = field(default=None, init=False)
     noise: Literal["fresh", "shared"] = field(default="shared", init=False)
@@ -85,10 +85,10 @@ class Abml(_Sampled):
         nll on support ∪ query  +  β·KL(v̂ ‖ θ)/N  −  log[N(m; 0, 1)·Gamma(1/d; 1, 0.01)] / tasks
 
     Args:
-        tasks: the number of training tasks over which the one hyper-prior is spread (the default
+        tasks: the number of training tasks among which the hyper-prior is divided (the default
             is the paper's protocol, 40,000 iterations of 2 tasks).
-        kl_examples: N, the examples of the ``"support"`` set, or of ``"all"`` of support ∪ query.
-        shape, rate: of the Gamma over the precisions.
+        kl_examples: N counts the ``"support"`` set, or ``"all"`` examples of support ∪ query.
+        shape, rate: those of the Gamma over the precisions.
     """
 
     tasks: int = 80_000
@@ -109,7 +109,7 @@ class Abml(_Sampled):
             x=torch.cat([support.x, query.x], 1),
             y=torch.cat([support.y, query.y], 1),
         )
-        kappa = support.kappa  # β/N: a tempered posterior is judged by its tempered bound
+        kappa = support.kappa  # β/N: a tempered posterior has a tempered bound
         if self.kl_examples == "all":
             kappa = kappa * support.x.shape[1] / both.x.shape[1]
         kl = query.belief.penalty(v, query.meta.prior)
@@ -132,7 +132,7 @@ _BY_NAME: dict[ObjectiveName, Callable[[], Objective]] = {
 
 
 def as_objective(objective: Objective | ObjectiveName | None) -> Objective | None:
-    """The objective of a word, as on the command line; an object, or None, as it is."""
+    """The objective with this name, as on the command line; an object or None is returned as is."""
     if isinstance(objective, str):
         check_word("objective", objective, OBJECTIVES)
         return _BY_NAME[objective]()

@@ -1,4 +1,4 @@
-"""The belief about tasks' weights after their examples were seen, and its predictions."""
+"""What does the user hold after adaptation? The posterior over a task's weights, which predicts."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 class Posteriors:
-    """What `MetaLearner.adapt_all` returns: the posteriors of T tasks, predicted from together.
+    """What `MetaLearner.adapt_all` returns: the posteriors of T tasks, which predict together.
 
     Predictions average over draws from the posterior. They are the same at every call unless a
-    generator is given, and one query's prediction does not depend on the others' (unless
-    ``norm_stats="batch"`` was asked for). A task's draws depend on its key alone.
+    generator is given, and one query's prediction does not depend on the other queries (except
+    with ``norm_stats="batch"``). A task's draws depend on its key alone.
 
     Attributes:
         norm_stats: which statistics each batch-norm layer uses.
-        solution: what happened in the solve (None where there were no examples).
-        learner: what it came from.
+        solution: what happened in the solve (None if there were no examples).
+        learner: the learner that made it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Posteriors:
         return {**self.__dict__, "_watched": watched}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # a copy watches its own tensors, whose versions begin anew; what was stale stays so
+        # a copy watches its own tensors, whose versions start again; a stale posterior stays stale
         watched = tuple((t, t._version if fresh else -1) for t, fresh in state["_watched"])
         self.__dict__.update(state, _watched=watched)
 
@@ -81,14 +81,14 @@ class Posteriors:
         return f"Posteriors({len(self)} tasks, {self._about_weights()})"
 
     def _about_weights(self) -> str:
-        """The kind of belief and which weights it is about, for a person to read."""
+        """The belief and its weights, in words for `repr`."""
         energy = self._energy
         belief = f"{type(energy.belief).__name__} over {energy.layout.size} weights"
         parts = [f"{belief} ({_few(energy.layout.names)})"]
         if "support" in self.norm_stats.values():
             parts.append("holds its support examples")
         if self.solution is not None and (count := int(self.solution.diverged.sum())):
-            parts.append(f"the prior in {count} of {len(self)}: the solver diverged")
+            parts.append(f"the prior for {count} of {len(self)}: the solver diverged")
         return ", ".join(parts)
 
     @property
@@ -116,7 +116,7 @@ class Posteriors:
         """The network's outputs for inputs x (T, M, …) under draws: (T, S, M, …)."""
         with torch.inference_mode(False), torch.no_grad():
             outputs = self._outputs(x.clone() if x.is_inference() else x, samples, generator)
-            self._check_fresh()  # another thread may have trained meanwhile
+            self._check_fresh()  # again: another thread may have trained in between
             return outputs
 
     def _outputs(self, x: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
@@ -129,8 +129,8 @@ class Posteriors:
         return run(model, {**weights, **self.statistics(energy)}, constants, x)
 
     def statistics(self, energy: TaskEnergy) -> dict[str, Tensor]:
-        """Statistics of the support set for every weight set, which its batch-norm layers take: the
-        support set runs through each."""
+        """Batch norm's statistics of the support set, for every weight set: the support set runs
+        through each of them."""
         run, model = energy.run, energy.model
         constants = {**energy.constants, **energy.meta.shared}
         with watch_moments(model) as passes:
@@ -155,7 +155,7 @@ class Posteriors:
     def predict(
         self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the predictions, each shaped as targets of M examples are.
+        """Mean and variance of the predictions, each with the shape of the targets of M examples.
 
         The variance is that of the outputs over the posterior plus the likelihood's noise.
         """
@@ -164,7 +164,7 @@ class Posteriors:
             raise ValueError("predict is for regression; use predict_proba for classes")
         outputs = self.outputs(x, samples, generator)
         if outputs.shape[3:] == (1,) and self._energy.y.dim() == 2:
-            outputs = outputs.squeeze(-1)  # targets of one number each
+            outputs = outputs.squeeze(-1)  # each target is one number
         mean = outputs.mean(1)
         variance = (outputs - mean[:, None]).square().mean(1)
         with held(likelihood):
@@ -175,8 +175,7 @@ class Posteriors:
     def nll(
         self, x: Tensor, y: Tensor, samples: int = 10, generator: torch.Generator | None = None
     ) -> Tensor:
-        """−log of the averaged likelihood of every example, (T, M): how well the prediction as a
-        whole explains targets y."""
+        """−log of the likelihood of every target in y, averaged over draws: (T, M)."""
         outputs = self.outputs(x, samples, generator)
         if self._energy.likelihood.takes_labels(y):
             rows = self._probabilities(outputs)
@@ -212,8 +211,8 @@ class Posteriors:
     def _check_fresh(self) -> None:
         if any(t._version != version for t, version in self._watched):
             raise RuntimeError(
-                "the learner was trained since this posterior was made, so its shared weights are "
-                "others now: call learner.adapt again"
+                "the learner was trained after this posterior was made, so its shared weights have "
+                "changed: call learner.adapt again"
             )
 
 
@@ -221,9 +220,10 @@ class Posterior:
     """What `MetaLearner.adapt` returns: the posterior of one task. See `Posteriors`.
 
     Attributes:
-        classes: the names of the columns of probabilities, as labels went in; None in regression.
+        classes: the names of the columns of probabilities, the labels of ``adapt``; None in
+            regression.
         norm_stats: which statistics each batch-norm layer uses.
-        solution: what happened in the solve (None where there were no examples).
+        solution: what happened in the solve (None if there were no examples).
     """
 
     def __init__(self, task: Posteriors, classes: tuple[Any, ...] | None = None) -> None:
@@ -236,7 +236,7 @@ class Posterior:
     def classes(self) -> tuple[Any, ...] | None:
         if self._classes is not None or self._task._energy.y.is_floating_point():
             return self._classes
-        try:  # the rows of a head that has one for every class
+        try:  # one class per row of the head
             return tuple(range(head_module(self._task.learner.model)[1].out_features))
         except ValueError:
             return None
@@ -246,14 +246,14 @@ class Posterior:
         """How raw inputs are prepared: ``posterior.inputs(["new.jpg"])``."""
         if self._task.learner.inputs is None:
             raise ValueError(
-                "nobody said how inputs are prepared: set learner.inputs (an ibaml.tasks.Inputs), "
-                "or prepare them as in training"
+                "how inputs are prepared is not known here: set learner.inputs (an "
+                "ibaml.tasks.Inputs), or prepare them yourself as in training"
             )
         return self._task.learner.inputs
 
     @property
     def needs_examples(self) -> bool:
-        """Whether predictions read the support examples: batch norm with their statistics."""
+        """Whether predictions read the support examples (batch norm with their statistics)."""
         return "support" in self.norm_stats.values()
 
     def __repr__(self) -> str:
@@ -272,11 +272,11 @@ class Posterior:
         samples: int = 10,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """−log of the averaged likelihood of every example, (M,): how well the prediction as a
-        whole explains targets y. Its mean is the nll that is reported.
+        """−log of the likelihood of every target in y, averaged over draws: (M,). Its mean is the
+        nll that evaluations report.
 
         Args:
-            y: one target per example: labels as they went into `MetaLearner.adapt` (each one of
+            y: one target per example: labels as `MetaLearner.adapt` was given them (each one of
                 ``classes``), or numbers.
 
         >>> posterior.nll(x, ["cat", "dog"]).mean()                               # doctest: +SKIP
@@ -289,7 +289,7 @@ class Posterior:
         return self._task.nll(rows, targets[None], samples, generator)[0]
 
     def _targets(self, y: Any) -> Tensor:
-        """Targets as the likelihood reads them, (M, …)."""
+        """Targets in the form that the likelihood reads, (M, …)."""
         energy, v = self._task._energy, self._task._v
         if energy.y.is_floating_point():
             return as_tensor(y, "y", v.dtype).to(v)
@@ -301,12 +301,12 @@ class Posterior:
         return as_tensor(x, "x", self._task._v.dtype)[None]
 
     def save(self, path: str | Path, *, examples: bool = True) -> Path:
-        """Write a finished classifier or regressor to one file, which `ibaml.load_posterior` reads
-        where neither the learner nor any data is left. Nothing in it executes.
+        """Write a finished classifier or regressor to one file. `ibaml.load_posterior` reads it
+        without the learner or any data. Nothing in it executes.
 
         Args:
-            examples: where `needs_examples`, the prepared examples go into the file (never the
-                originals); False refuses then.
+            examples: if `needs_examples`, the prepared examples go into the file (never the
+                originals); with False this is an error instead.
         """
         from ibaml.artifact import save_posterior
 
@@ -314,8 +314,8 @@ class Posterior:
 
     def module(self, samples: int = 10) -> nn.Module:
         """A plain module from prepared inputs (M, …) to averaged probabilities (M, C), or to mean
-        and variance: the posterior's default draws, fixed; for `torch.export` and other people's
-        code."""
+        and variance. It uses the posterior's default draws; for `torch.export` and code without
+        ibaml."""
         from ibaml.deploy import predictive_module
 
         return predictive_module(self._task, samples)
@@ -323,7 +323,7 @@ class Posterior:
     def predict_labels(
         self, x: Tensor | np.ndarray, samples: int = 10, generator: torch.Generator | None = None
     ) -> np.ndarray:
-        """The likeliest class of every input, as labels went into `MetaLearner.adapt`."""
+        """The most probable class of every input, as a label that `MetaLearner.adapt` was given."""
         best = self.predict_proba(x, samples, generator).argmax(-1)
         classes = self.classes
         return best.cpu().numpy() if classes is None else decoded(best, classes)
@@ -359,7 +359,7 @@ class Posterior:
     def predict(
         self, x: Tensor | np.ndarray, samples: int = 10, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the prediction, each shaped as targets of M examples are.
+        """Mean and variance of the prediction, each with the shape of the targets of M examples.
 
         The variance is that of the outputs over the posterior plus the likelihood's noise.
         """

@@ -1,7 +1,7 @@
 """Which settings are recommended? One table for Python and the command line.
 
-It reads the method, whether the head alone is adapted, and whether targets are numbers. What
-depends on data comes from `recommend`.
+They depend on the method, on whether only the head is adapted, and on whether targets are numbers.
+Settings that depend on the data come from `recommend`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG, Rate, S
 from ibaml.tasks import Dataset, EpisodeTasks, TaskSource
 from ibaml.words import GAUSSIAN, IMPLICIT, METHODS
 
-MANY_CLASSES = 300  # from which on a temperature learned with the prior holds for new classes
+MANY_CLASSES = 300  # with so many, a temperature learned with the prior is right for new classes
 
 
 def ends_in_linear(model: nn.Module) -> bool:
-    """Whether the last layer that has weights is linear: a head, whatever it is called."""
+    """Whether the last layer that has weights is linear, so that it is a head."""
     layers = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
     return bool(layers) and isinstance(layers[-1], nn.Linear)
 
 
 def recommended_adapt(method: str, model: nn.Module | None = None) -> str:
-    """The head for implicit methods, which assume that a task is solved, and a head is easily
-    solved; everything for the others."""
+    """``"head"`` for implicit methods, which assume that a task is solved well (for a head this is
+    easy); ``"all"`` for the others."""
     has_head = model is None or ends_in_linear(model)
     return "head" if method in IMPLICIT and has_head else "all"
 
@@ -41,10 +41,10 @@ def recommended(
     """The settings of a method that were not given.
 
     Args:
-        head: whether the last linear layer alone is adapted.
+        head: whether only the last linear layer is adapted.
         regression: whether targets are numbers.
-        given: settings that others depend on: ``solver``, ``inner_lr`` (an α given means that
-            descent is wanted), ``noise_std``.
+        given: settings that others depend on: ``solver``, ``inner_lr`` (a given α selects descent),
+            ``noise_std``.
     """
     given = {} if given is None else given
     solver = given.get("solver")
@@ -66,8 +66,8 @@ def recommended(
         values.update(
             samples=4,
             noise="antithetic",
-            # of everything adapted each draw is noise in every layer, so ρ is small, and β with it:
-            # β·exp(−ρ)/N is how much the prior holds
+            # with everything adapted, a draw puts noise into every layer, so ρ is small, and β too:
+            # β·exp(−ρ)/N is the strength of the prior
             beta=0.002 if head else 0.01 if regression else 0.001,
             init_log_var=-5.0 if head else -6.0 if regression else -9.0,
         )
@@ -86,7 +86,7 @@ def recommended_meta_lr(*, head: bool) -> float:
 def make_solver(name: str, steps: int, lr: Rate | None, learn_lr: bool = False) -> Solver:
     """A solver by its name."""
     if name == "newton":
-        # rough directions do (H is Gauss–Newton's), and a recorded meta-step takes every halving
+        # rough directions suffice (H is Gauss–Newton's); a recorded meta-step takes every halving
         return NewtonCG(steps, linear_solver=ConjugateGradient(10, tol=0.3), halvings=10)
     kinds = {"descent": GradientDescent, "natural": NaturalDescent, "adam": Adam}
     return kinds[name](steps=steps, lr=cast(Rate, lr), learn_lr=learn_lr)
@@ -95,7 +95,7 @@ def make_solver(name: str, steps: int, lr: Rate | None, learn_lr: bool = False) 
 def recommend(
     method: str, model: nn.Module, data: Dataset | TaskSource | None = None
 ) -> dict[str, Any]:
-    """The options of ``ibaml.methods.METHOD`` that depend on data, for this module and these data.
+    """The options of ``ibaml.methods.METHOD`` that depend on the data, for this module and dataset.
 
     >>> import ibaml
     >>> data, model = ibaml.tasks.glyphs(), ibaml.nn.conv4(5, 16, 1, 28)
@@ -123,10 +123,11 @@ def recommended_temperature(
 ) -> Temperature:
     """How the temperature of predictions is found.
 
-    Learned with the prior where training classes are many (of few it is too sure of new ones) and
-    the network's features have a fixed size, by a norm (else they grow); else fitted on validation
-    tasks, where there are validation classes. Not both: of many classes the prior knows more than
-    the few that validate, which may be harder or easier than those to come.
+    It is learned with the prior if there are many training classes (with few, predictions for new
+    classes are too sure) and a norm fixes the size of the network's features (else they grow).
+    Otherwise it is fitted on validation tasks, if there are validation classes. It is never both:
+    many training classes say more than the few for validation, which may be harder or easier than
+    the classes to come.
     """
     dataset, ways = (data.data, data.ways) if isinstance(data, EpisodeTasks) else (data, 2)
     turns = 4 if isinstance(data, EpisodeTasks) and data.rotations else 1

@@ -1,4 +1,4 @@
-"""Has a model the second derivatives that a gradient rule takes? Autograd does not say."""
+"""Does a model have the second derivatives that a gradient rule needs? Autograd does not tell."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ibaml.curvature import Curvature
 from ibaml.energy import TaskEnergy, in_double
 from ibaml.gradient import GradientRule, Implicit, Unrolled
 
-_SECOND = 0.02  # relative error of a product beyond which it is no rounding
+_SECOND = 0.02  # a larger relative error of a product is not rounding
 _FIRST_ORDER = (
     "Write its backward pass in differentiable operations (no once_differentiable, no detach), or "
-    "take a rule without second derivatives (methods.fomaml, methods.reptile, "
+    "use a rule without second derivatives (methods.fomaml, methods.reptile, "
     "gradient=FirstOrder())"
 )
 
 
 def check_second_derivatives(energy: TaskEnergy, v: Tensor, rule: GradientRule) -> str:
-    """What is wrong with the second derivatives that a gradient rule takes, empty where nothing is.
+    """What is wrong with the second derivatives that a gradient rule needs; empty if nothing is.
 
-    Autograd says nothing of an operation whose backward pass is not differentiable itself; a
-    difference quotient of first derivatives does. In double precision, so that the step can be too
-    short to meet a kink; a model that does not take it, or whose first derivatives are not those of
-    its outputs (a straight-through estimator), is not judged.
+    Autograd gives no error for an operation whose backward pass is not differentiable itself; a
+    difference quotient of first derivatives reveals it. It is taken in double precision, with a
+    step too short to meet a kink. A model that does not run in double precision, or whose first
+    derivatives are not those of its outputs (a straight-through estimator), is not judged.
     """
     if not isinstance(rule, Implicit | Unrolled):
         return ""
@@ -37,7 +37,7 @@ def check_second_derivatives(energy: TaskEnergy, v: Tensor, rule: GradientRule) 
     gauss_newton = isinstance(rule, Implicit) and rule.curvature.kind == "ggn"
     wave = torch.arange(v.shape[-1], device=v.device, dtype=torch.float64)
     error = math.inf
-    for phase in (0.0, 1.0):  # by bad luck there is a kink at one point
+    for phase in (0.0, 1.0):  # one point may be at a kink by bad luck
         at, u = v.double() + 0.1 * (wave + phase).sin(), (2 * wave + phase).cos()[None]
         if not _is_smooth(double, at, u):
             continue
@@ -45,29 +45,29 @@ def check_second_derivatives(energy: TaskEnergy, v: Tensor, rule: GradientRule) 
             error = min(error, _products_error(double, at, u, gauss_newton))
         except RuntimeError as problem:
             if "deriv" not in str(problem) and "differentia" not in str(problem):
-                return ""  # memory, say
+                return ""  # another error, such as too little memory
             raise ValueError(
                 f"{_no_second_derivative(energy)} ({str(problem).splitlines()[0]}). {_FIRST_ORDER}"
             ) from problem
         if error <= _SECOND:
             return ""
     if error == math.inf:
-        return ""  # nowhere to be judged
+        return ""  # no point was suitable
     return (
         f"{_no_second_derivative(energy)}: products with the curvature are {100 * error:.0f} % off "
-        f"a difference quotient, and the meta-gradient is wrong with them. {_FIRST_ORDER}"
+        f"a difference quotient, so the meta-gradient is wrong too. {_FIRST_ORDER}"
     )
 
 
 def _no_second_derivative(energy: TaskEnergy) -> str:
     return (
-        f"an operation of {type(energy.model).__name__} (or of its likelihood) has no right second "
-        "derivative"
+        f"an operation of {type(energy.model).__name__} (or of its likelihood) has no correct "
+        "second derivative"
     )
 
 
 def _products_error(energy: TaskEnergy, v: Tensor, u: Tensor, gauss_newton: bool) -> float:
-    """The largest relative error of a product with u, against its difference quotient."""
+    """The largest relative error of a product with u, compared with its difference quotient."""
     theta = energy.theta
     step = 1e-9 * (1 + float(v.abs().mean())) / float(u.square().mean().sqrt())
 
@@ -89,13 +89,13 @@ def _products_error(energy: TaskEnergy, v: Tensor, u: Tensor, gauss_newton: bool
         for h in (step, 4 * step):
             pairs = zip(slopes(v + h * u), slopes(v - h * u), strict=True)
             both.append([(up - down) / (2 * h) for up, down in pairs])
-        if gauss_newton:  # its product with v is another one, the mixed ones are these
+        if gauss_newton:  # only the product in v differs, the mixed ones are the same
             products[0] = Curvature("ggn").at(energy, v).product(u) - _prior_product(energy, v, u)
             for h, quotients in zip((step, 4 * step), both, strict=True):
                 quotients[0] = _gauss_newton_quotient(energy, v, u, h)
     quotients, others = both
     if _relative(quotients, others) > _SECOND:
-        return math.inf  # rounding (a part in single precision), or a kink: nothing to judge by
+        return math.inf  # rounding (a part in single precision) or a kink: no judgment
     return _relative(products, quotients)
 
 
@@ -109,7 +109,7 @@ def _relative(products: Sequence[Tensor], quotients: Sequence[Tensor]) -> float:
 
 
 def _is_smooth(energy: TaskEnergy, at: Tensor, u: Tensor) -> bool:
-    """Whether the loss's first derivative is that of its values, to double precision."""
+    """Whether the loss's first derivative matches its values, to double precision."""
     step = 1e-8 * (1 + float(at.abs().mean()))
     try:
         with torch.enable_grad():

@@ -1,7 +1,7 @@
 """Does a fast strategy agree with the loop, for this model and these tasks?
 
-Their outputs and first derivatives are compared, with the loop's own rounding error as the measure.
-A strategy that fails here is set aside, and the loop is what remains.
+Outputs and first derivatives are compared, relative to the loop's own rounding error. A strategy
+that fails here is set aside; the loop is the last choice.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from ibaml.energy import TaskEnergy, in_double
 from ibaml.execution import Execution, Runner, Unfoldable
 
-_ROUNDING = 10.0  # times the loop's own error is no difference
+_ROUNDING = 10.0  # up to this many times the loop's own error counts as equal
 
 
 def settle(
     energy: TaskEnergy, start: Tensor, chosen: Runner, execution: Execution
 ) -> tuple[Runner, str]:
-    """The fastest way to run weight sets that is seen to give the loop's outputs: what was chosen,
-    or else less of it; what was asked for by name is refused where it does not. With it a sentence
-    on what was set aside and why, empty where nothing was."""
+    """The fastest way to run weight sets that agrees with the loop: the chosen runner, or a plainer
+    one. A strategy that was named in ``execution`` and does not agree raises. Returns also a
+    sentence on what was set aside and why, empty if nothing was."""
     plain = chosen.plain()
     set_aside = ""
     for runner in (chosen, chosen.looped(), plain):
@@ -35,28 +35,28 @@ def settle(
                 return runner, set_aside
         except Unfoldable as error:
             reason = f"there is no rule for {error}"
-        except Exception as error:  # the loop ran, so it is the way's
+        except Exception as error:  # the loop ran, so the strategy is at fault
             reason = (str(error).splitlines() or [type(error).__name__])[0]
         set_aside = set_aside or f"{runner.strategy}: {reason}"
         if execution != "auto":
             break
     raise ValueError(
-        f'execution="{execution}" is not right for this model ({reason}): use execution="auto"'
+        f'execution="{execution}" does not work for this model ({reason}): use execution="auto"'
     )
 
 
 def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
-    """Whether the energy's way to run the network gives what the loop gives, away from the
-    network's own weights: outputs, and one derivative of them in every weight. A forward that reads
-    the head's weights in passing, mixes channels that a fold keeps apart, or has a derivative of
-    its own is found out here."""
+    """Whether the energy's runner gives the same outputs as the loop, and the same derivative of
+    them in every weight, at weights other than the network's own. This detects a forward that reads
+    the head's weights elsewhere, mixes channels that a fold separates, or has a custom
+    derivative."""
     wave = torch.arange(v.shape[-1], device=v.device, dtype=v.dtype).sin()
     away = v + wave * 0.1
     loop = replace(energy, run=energy.run.plain())
     try:
         outputs, slopes = _outputs_and_slopes(loop, away)
     except Exception:
-        return True  # a model that does not run at all is check_tasks' to explain
+        return True  # check_tasks explains a model that does not run at all
     fast, fast_slopes = _outputs_and_slopes(energy, away)
     if fast.shape != outputs.shape:
         return False
@@ -76,7 +76,7 @@ def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
     floor = 1e-3 * max((float(g.norm()) for g in slopes), default=0.0)
     if not math.isfinite(floor):
         return True
-    # of a derivative that is zero (a bias before batch norm) the loop has its rounding alone
+    # where a derivative is zero (a bias before batch norm) the loop's is rounding error alone
     rounding = _rounding(loop, away, outputs, slopes, scale)
     return all(
         float((a - b).norm()) <= slope_share * (float(b.norm()) + floor) + _ROUNDING * error
@@ -87,8 +87,8 @@ def agrees_with_loop(energy: TaskEnergy, v: Tensor) -> bool:
 def _rounding(
     energy: TaskEnergy, v: Tensor, outputs: Tensor, slopes: list[Tensor], scale: Tensor
 ) -> list[float]:
-    """How far derivatives are from those in double precision; 0 where the model does not take it,
-    or is another function there."""
+    """How far derivatives are from those in double precision; 0 if the model does not run in double
+    precision, or computes another function there."""
     nothing = [0.0] * len(slopes)
     double = in_double(energy)
     if double is None:

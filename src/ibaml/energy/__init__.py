@@ -1,4 +1,4 @@
-"""What a task minimizes: the energy E(v, θ), its likelihood and its noise."""
+"""What does a task minimize? The energy E(v, θ), with its likelihood and its noise."""
 
 from ibaml.energy.base import Energy, detached
 from ibaml.energy.double import in_double as in_double

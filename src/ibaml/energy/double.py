@@ -1,4 +1,4 @@
-"""What is a task's energy in double precision, as a measure of what rounding does in single?"""
+"""What is a task's energy in double precision? It shows how much single precision rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ibaml.energy.task import TaskEnergy
 
 
 def in_double(energy: TaskEnergy) -> TaskEnergy | None:
-    """The energy in double precision; None where there is none of it (complex weights)."""
+    """The energy in double precision; None if it has none (complex weights)."""
     tensors = [*energy.theta, *energy.constants.values()]
     if any(t is not None and t.is_complex() for t in tensors):
         return None

@@ -1,4 +1,4 @@
-"""How well outputs explain targets: nll(outputs, y), one value per example."""
+"""How well do outputs explain targets? nll(outputs, y), one value per example."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Likelihood(nn.Module):
     """
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """Class probabilities (B, C) of outputs (B, C), as this likelihood means them: those of
-        p(c) ∝ exp(−nll(outputs, c)), unless a subclass knows them better."""
+        """Class probabilities (B, C) of outputs (B, C) under this likelihood. The default is
+        p(c) ∝ exp(−nll(outputs, c)); a subclass may have a direct formula."""
         if outputs.dim() != 2:
             raise ValueError(
                 f"{type(self).__name__} has no class probabilities for outputs of shape "
@@ -34,20 +34,20 @@ class Likelihood(nn.Module):
         return (-torch.stack(nll, -1)).softmax(-1)
 
     def outside(self) -> dict[str, Tensor]:
-        """Parameters by name that the meta-loss and predictions read and the energy does not."""
+        """Parameters by name that the meta-loss and predictions read but the energy does not."""
         return {}
 
     def rescale(self, outputs: Tensor, outside: Mapping[str, Tensor]) -> Tensor:
-        """The outputs as the meta-loss reads them, with the given tensors in the place of the
-        parameters that are outside the energy."""
+        """The outputs as the meta-loss reads them. The given tensors replace the parameters that
+        are outside the energy."""
         return outputs
 
     def noise_variance(self) -> Tensor | None:
-        """Variance of the observation noise, where the likelihood has one."""
+        """Variance of the observation noise; None if the likelihood has none."""
         return None
 
     def takes_labels(self, y: Tensor) -> bool:
-        """Whether targets y are class labels 0 … C−1 to this likelihood."""
+        """Whether this likelihood reads targets y as class labels 0 … C−1."""
         return False
 
 
@@ -55,9 +55,9 @@ Temperature = float | Literal["learned", "fitted", "both"]
 
 
 class Categorical(Likelihood):
-    """Class labels 0 … C−1 with logits z (B, C): cross-entropy. Predictions, and the meta-loss, are
-    softmax(t·z); the energy is not: inside it a scale is redundant, outside it is what makes
-    predictions as sure as they should be.
+    """Class labels 0 … C−1 with logits z (B, C): cross-entropy. Predictions and the meta-loss use
+    softmax(t·z), the energy softmax(z): there a scale is redundant, but in predictions it sets how
+    sure they are.
 
     Args:
         temperature: t, a number; ``"learned"`` with the prior; ``"fitted"`` on validation tasks
@@ -94,7 +94,7 @@ class Categorical(Likelihood):
 
     @property
     def temperature(self) -> float:
-        """t of predictions: as it was given or learned, times what was fitted."""
+        """t of predictions: the given or learned value times the fitted one."""
         fit = 0.0 if self.log_fit is None else float(self.log_fit)
         return math.exp(float(self.log_temperature.detach()) + fit)
 
@@ -153,7 +153,7 @@ class Gaussian(Likelihood):
         if outputs.shape != y.shape:
             if outputs.shape != (*y.shape, 1):
                 raise ValueError(
-                    f"outputs of shape {tuple(outputs.shape[1:])} per example do not fit targets "
+                    f"outputs of shape {tuple(outputs.shape[1:])} per example do not match targets "
                     f"of shape {tuple(y.shape[1:])} per example"
                 )
             outputs = outputs.squeeze(-1)
@@ -205,7 +205,7 @@ class ByTarget(Likelihood):
 
 
 def as_likelihood(likelihood: NllFunction | None) -> Likelihood:
-    """Make a likelihood of None (by target), a `Likelihood`, a module or a plain callable."""
+    """A likelihood from None (by target), a `Likelihood`, a module or a plain callable."""
     if likelihood is None:
         return ByTarget()
     if isinstance(likelihood, Likelihood):

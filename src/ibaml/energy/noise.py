@@ -1,4 +1,4 @@
-"""Common random numbers: noise that depends on a seed and a task's key, never on the batch."""
+"""Where does noise come from? From a seed and a task's key alone, never from the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOISE_KINDS: tuple[NoiseKind, ...] = ("independent", "antithetic")
 
 
 class Stream(IntEnum):
-    """What a draw is for: streams of one task never share a number."""
+    """What a draw is for: the streams of one task are independent."""
 
     ADAPT = 0
     META = 1
@@ -36,11 +36,11 @@ def draw_noise(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Standard normal noise (T, S, n), the same for a task whatever the batch or dtype. (A CPU and
-    an accelerator draw different numbers, each the way it is fast at.)
+    """Standard normal noise (T, S, n). A task's noise does not depend on the batch or dtype. (A CPU
+    and an accelerator draw different numbers, each by its fastest method.)
 
     Args:
-        seed: a number, or in its place the tasks' roots (`task_roots`), already on their device.
+        seed: a number, or the tasks' roots (`task_roots`), already on their device.
         kind: ``"antithetic"`` draws pairs (ε, −ε); an odd number of samples has one free draw.
     """
     free = samples if kind == "independent" else (samples + 1) // 2
@@ -59,7 +59,7 @@ def draw_noise(
 
 
 def task_roots(seed: int, keys: Sequence[int], device: torch.device | None) -> Tensor:
-    """A number for every task that all its noise on an accelerator is drawn from, (T,)."""
+    """One number per task, (T,), from which all its noise on an accelerator is drawn."""
     roots = torch.tensor([mix(seed, key) for key in keys])
     if device is None or device.type != "cuda":
         return roots
@@ -67,7 +67,7 @@ def task_roots(seed: int, keys: Sequence[int], device: torch.device | None) -> T
 
 
 def _scrambled(roots: Tensor, number: int) -> Tensor:
-    """Unrelated seeds from the roots, for every number (splitmix64)."""
+    """Seeds from the roots that are unrelated for different numbers (splitmix64)."""
 
     def shifted(x: Tensor, by: int) -> Tensor:  # without the sign
         return (x >> by) & ((1 << (64 - by)) - 1)
@@ -86,8 +86,8 @@ def _signed(number: int) -> int:
 def normal(seeds: Tensor, count: int) -> Tensor:
     """``count`` standard normal numbers for each of the seeds (T,), float64, on their device.
 
-    A counter-based generator (Widynski's Squares) and Box and Muller's transform, in elementwise
-    operations for all tasks together, on the device and without waiting.
+    A counter-based generator (Widynski's Squares) and the Box–Muller transform, in elementwise
+    operations for all tasks together, on the device and without waiting for it.
     """
     key = (seeds | 1)[:, None]
     pairs = (count + 1) // 2

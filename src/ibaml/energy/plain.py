@@ -1,4 +1,4 @@
-"""Any function ``energy(v, params)`` as an energy, whatever structures v and params are."""
+"""How does a function ``energy(v, params)`` of any structures become an energy?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ibaml.weights import Precision, Slot
 
 @dataclass(frozen=True)
 class Structure:
-    """How a tensor, or a dict/tuple/list of tensors, lies in a vector (T, dim).
+    """How a tensor, or a dict/tuple/list of tensors, is stored in a vector (T, dim).
 
     ``tasks`` is None for one problem without a leading task dimension.
     """
@@ -40,7 +40,7 @@ class Structure:
                     f"dimension of {tasks}; start{pytree.keystr(path)} is {tuple(leaf.shape)}"
                 )
         if not pairs:
-            raise ValueError("start holds no tensor: there is nothing to solve for")
+            raise ValueError("start has no tensor, so there is nothing to solve for")
         names = tuple(".".join(str(_plain(k)) for k in path) or "v" for path, _ in pairs)
         return cls(spec, tuple(leaf.shape for _, leaf in pairs), names, tasks)
 

@@ -1,8 +1,8 @@
-"""The energy of a batch of tasks: expected nll of the support set plus κ times the prior's penalty.
+"""What is the energy of a batch of tasks? Expected nll of the support sets plus κ times a penalty.
 
     E(v, θ) = mean over samples s and examples n of nll(f(w_s; x_n), y_n)  +  κ·penalty(v, θ)
 
-with weights w_s drawn from v by fixed noise, so that E is one deterministic function of (v, θ).
+The weights w_s are drawn from v with fixed noise, so E is one deterministic function of (v, θ).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ibaml.weights import Belief, Layout, Precision, Prior, Slot
 
 @dataclass(frozen=True)
 class MetaParameters:
-    """Everything meta-learned that the energy depends on, and what only predictions read.
-    ``log_beta`` is log β where it is learned."""
+    """All meta-learned tensors that the energy depends on, and those that only predictions read.
+    ``log_beta`` is log β if it is learned."""
 
     prior: Prior
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     likelihood: Mapping[str, Tensor] = field(default_factory=dict)
     log_beta: Tensor | None = None
-    outside: Mapping[str, Tensor] = field(default_factory=dict)  # of predictions, not of the energy
+    outside: Mapping[str, Tensor] = field(default_factory=dict)  # not in the energy
 
     def tensors(self) -> tuple[Tensor, ...]:
         beta = () if self.log_beta is None else (self.log_beta,)
@@ -52,11 +52,11 @@ class TaskEnergy:
     """The energy of T tasks, v of shape (T, dim).
 
     Attributes:
-        weight: of the penalty, κ; κ/β where log β is learned.
-        noise: standard normal (T, S, what the belief takes for a sample).
+        weight: κ, the weight of the penalty; κ/β if log β is learned.
+        noise: standard normal numbers (T, S, `Belief.noise_size`).
         constants: frozen weights and buffers, batch norm's among them.
-        redraw: noise for a step of its own, for solvers that ask for it.
-        predicts: whether outputs are read as predictions are (by the meta-loss).
+        redraw: draws new noise for one step, for solvers that ask for it.
+        predicts: whether outputs are read as for predictions (in the meta-loss).
     """
 
     model: nn.Module
@@ -94,7 +94,7 @@ class TaskEnergy:
         return frozenset((*range(len(self.meta.prior)), *beta))
 
     def part(self, v: Tensor, block: str) -> Tensor:
-        """One block of v (or of anything shaped as v)."""
+        """One block of v, or of a tensor with the shape of v."""
         return v[..., self.belief.slices(self.layout.size)[block]]
 
     def bind(self, theta: tuple[Tensor, ...]) -> TaskEnergy:
@@ -123,8 +123,8 @@ class TaskEnergy:
         return self.run(self.model, self.weights(v), constants, self.x)
 
     def _features(self, constants: Mapping[str, Tensor | None]) -> Tensor | None:
-        """What an adapted head reads. It is the same at every v, so it is computed once (again
-        where gradients are wanted that the first pass did not record)."""
+        """The features that an adapted head reads. They are the same at every v, so they are
+        computed once (again if gradients are needed that the first pass did not record)."""
         recorded = torch.is_grad_enabled()
         if "features" not in self._cache or (recorded and not self._cache["recorded"]):
             self._cache["features"] = self.run.features(self.model, constants, self.x)
@@ -161,7 +161,7 @@ class TaskEnergy:
         return self.belief.precision(v, self.meta.prior).times(kappa)
 
     def penalty_gradient(self, v: Tensor, u: Tensor, wanted: Collection[int]) -> dict[int, Tensor]:
-        """By the belief's closed form where it has one, else by autograd."""
+        """By the belief's closed form if it has one, else by autograd."""
         theta = tuple(t.detach() for t in self.theta)
         energy = self.bind(theta)
         closed = self.belief.prior_product(v.detach(), energy.meta.prior, u)

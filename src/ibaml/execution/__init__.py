@@ -1,4 +1,4 @@
-"""How many weight sets run through one network, and with which batch-norm statistics."""
+"""How do many weight sets run through one network, and with which batch-norm statistics?"""
 
 from ibaml.execution.choice import choose
 from ibaml.execution.fold_rules import Unfoldable

@@ -1,10 +1,10 @@
-"""Batch norm, ReLU and 2×2 max pooling as one operation, differentiable twice.
+"""How are batch norm, ReLU and 2×2 max pooling one operation, differentiable twice?
 
-The three read and write the largest tensors of a convolutional network, one after the other, and
-everything they do is pointwise but for sums over a channel. Here every derivative is one pass for
-the sums and one for the values. With x̂ = (x − μ)·s, s = 1/√(var + ε), n values in a channel, and a
-window's place c of its maximum (none where ReLU is off), a gradient g of the pooled output lies at
-those places only; writing ĝ for it at full size, A = Σĝ/n and B = Σĝ·x̂/n,
+Each of the three reads and writes the largest tensors of a convolutional network, and all they do
+is pointwise except for sums over a channel. Here every derivative is one pass for the sums and one
+for the values. With x̂ = (x − μ)·s, s = 1/√(var + ε), n values in a channel, and c the place of a
+window's maximum (none where ReLU is off), a gradient g of the pooled output is nonzero at those
+places only. With ĝ for g at full size, A = Σĝ/n and B = Σĝ·x̂/n,
 
     ∂x = w·s·(ĝ − A − x̂·B)        ∂w = Σĝ·x̂        ∂b = Σĝ
 
@@ -14,8 +14,8 @@ and for cotangents (p, q, r) of these three, with P = Σp/n, Q = Σp·x̂/n, K =
     to w    n·s·K
     to x    −w·s²·(K·x̂ + B·(p − P − Q·x̂) + Q·(ĝ − A − B·x̂)) + q·s·(ĝ − A − B·x̂)
 
-On an accelerator the passes are Triton kernels (`block_kernels`), elsewhere the plain lines below,
-which are also what the kernels are checked against.
+On an accelerator the passes are Triton kernels (`block_kernels`), elsewhere the plain operations
+below. Tests compare the kernels with these.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from ibaml.execution.native import is_native
 from ibaml.execution.needed import needed_gradients
 from ibaml.execution.twice import last_derivative
 
-OFF = 4  # the place of a window whose maximum ReLU switches off
+OFF = 4  # the place that marks a window whose maximum ReLU sets to zero
 
 
 def norm_relu_pool(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """max_pool(relu(batch_norm(x)), 2) of x (N, C, H, W) by the statistics of the batch; and these,
-    mean and biased variance of every channel."""
+    """max_pool(relu(batch_norm(x)), 2) of x (N, C, H, W) with the statistics of the batch, and
+    these: mean and biased variance of every channel."""
     y, mean, s = _Block.apply(x.contiguous(), weight.contiguous(), bias.contiguous(), eps)
     return y, (mean, (s.square().reciprocal() - eps).clamp(min=0))
 
 
 class Saved(NamedTuple):
-    """What the forward pass leaves: the channel's statistics and weight, and for every window the
+    """What the forward pass saves: the channel's statistics and weight, and for every window the
     place of its maximum (0 … 3, or OFF) and the input there."""
 
     x: Tensor
@@ -221,7 +221,7 @@ def _windows(x: Tensor) -> Tensor:
 
 
 def _spread(g: Tensor, saved: Saved) -> Tensor:
-    """A pooled gradient where its maxima were."""
+    """A pooled gradient at full size, with its values at the places of the maxima."""
     is_maximum = saved.place[..., None] == torch.arange(4, device=g.device, dtype=torch.uint8)
     parts = torch.where(is_maximum, g[..., None], 0).unflatten(-1, (2, 2)).transpose(3, 4)
     full = parts.flatten(4, 5).flatten(2, 3)

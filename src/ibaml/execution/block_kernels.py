@@ -1,8 +1,8 @@
-"""The passes of `block` as Triton kernels: each reads and writes its tensors once.
+"""How do the passes of `block` run as Triton kernels? Each reads and writes its tensors once.
 
-A tensor (N, C, H, W) is worked on channel by channel: a program takes a stretch of the N·H·W values
-(or windows) of one channel. Sums go through partial sums, one per program, added up by a second
-small kernel, so that results do not depend on the order in which programs run.
+A tensor (N, C, H, W) is processed channel by channel: a program takes a range of the N·H·W values
+(or windows) of one channel. For sums, every program writes a partial sum, and a second small kernel
+adds them up, so that results do not depend on the order in which programs run.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ibaml.execution.block import OFF, Saved
 
 _OFF = tl.constexpr(OFF)
 _BLOCK = 1024
-_LONG = 8  # blocks that a program of a sum takes
+_LONG = 8  # blocks per program in a sum
 
 
 @triton.jit
 def _at(e, channel, channels, size: tl.constexpr):
-    """Where value e of a channel lies."""
+    """The offset of value e of a channel."""
     return ((e // size) * channels + channel).to(tl.int64) * size + e % size
 
 
 @triton.jit
 def _window(e, channel, channels, high: tl.constexpr, wide: tl.constexpr):
-    """Where the window of value e lies, its place in it, and whether it is in one."""
+    """The offset of the window of value e, the value's place in it, and whether it is in one."""
     rows: tl.constexpr = high // 2
     columns: tl.constexpr = wide // 2
     rest = e % (high * wide)
@@ -74,7 +74,7 @@ def _finish_statistics(
     base = tl.load(x + channel.to(tl.int64) * size, inside, 0).to(tl.float32)
     shift = one / total
     variance = two / total - shift * shift
-    variance = tl.where(variance < 0, 0.0, variance)  # a NaN stays one
+    variance = tl.where(variance < 0, 0.0, variance)  # a NaN stays a NaN
     tl.store(mean + channel, base + shift, inside)
     tl.store(s + channel, 1 / tl.sqrt(variance + eps), inside)
 
@@ -366,7 +366,7 @@ def _grid(x: Tensor) -> tuple[int, int]:
 
 
 def _sizes(x: Tensor) -> tuple[Any, ...]:
-    """What a pass over all values is told: channels, values of one (twice), height and width."""
+    """The sizes for a pass over all values: channels, values per channel (twice), height, width."""
     _, channels, high, wide = x.shape
     values = x.numel() // channels
     return channels, values, values, high, wide

@@ -1,4 +1,4 @@
-"""How one weight set runs through a module: purely, and differentiable twice."""
+"""How does one weight set run through a module? Without side effects, and twice differentiable."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _plain_recurrence = Everywhere(_without_cudnn)
 def twice_differentiable(recurrent: bool) -> Iterator[None]:
     """Choose kernels whose second derivative exists.
 
-    Fused attention and cuDNN's recurrent kernels have none, so attention takes its plain form and
-    cuDNN is set aside for a module with a recurrent layer.
+    Fused attention and cuDNN's recurrent kernels have none, so attention takes its plain form, and
+    cuDNN is off for a module with a recurrent layer.
     """
     with _plain_attention(), _plain_recurrence() if recurrent else nullcontext():
         yield
@@ -51,16 +51,15 @@ def is_tied(model: nn.Module) -> bool:
 def call(
     model: nn.Module, tensors: Mapping[str, Tensor | None], x: Tensor, tied: bool = True
 ) -> Tensor:
-    """``model(x)`` with its parameters and buffers replaced by ``tensors``; nothing is written.
+    """``model(x)`` with its parameters and buffers replaced by ``tensors``, without side effects.
 
     Args:
-        tied: whether tensors with several names are looked for, which takes longer than a small
-            layer.
+        tied: whether to look for tensors with several names, which takes longer than a small layer.
     """
     output = functional_call(model, dict(tensors), (x,), tie_weights=tied)  # type: ignore[arg-type]
     if not isinstance(output, Tensor):
         raise TypeError(
-            f"{type(model).__name__} returned {type(output).__name__}, and one tensor is needed: "
+            f"{type(model).__name__} returned {type(output).__name__}, but one tensor is needed: "
             "wrap the model in a module that returns the tensor the likelihood reads"
         )
     return output

@@ -1,4 +1,4 @@
-"""Which strategy does a network get? What is asked for, or what is fast for it here."""
+"""Which strategy does a network get? The requested one, or the fastest on this device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ibaml.execution.vmap import Vmap
 from ibaml.words import EXECUTIONS, PRECISIONS, Execution, Precision
 
 STRATEGIES: tuple[type[Strategy], ...] = (Loop, Single, Vmap, Fold)
-_LARGE = 2000  # inputs of a task (five pictures of 20×20) from which our operations pay on a CPU
+_LARGE = 2000  # from this size on (five pictures of 20×20) our operations pay off on a CPU
 
 
 def choose(
@@ -30,12 +30,12 @@ def choose(
     precision: Precision = "full",
     size: int = 0,
 ) -> Runner:
-    """How to run ``model``: as ``execution`` says, and with ``"auto"`` the head by itself where
-    only it is adapted, and the rest by what is fastest.
+    """How to run ``model``: as ``execution`` says. ``"auto"`` runs the head by itself if only the
+    head is adapted, and everything else by the fastest strategy.
 
     Args:
         adapted: the names of the adapted weights.
-        size: how many numbers a task's support inputs are.
+        size: how many numbers a task's support inputs contain.
     """
     if execution not in EXECUTIONS:
         raise ValueError(f"execution must be one of {EXECUTIONS}, got {execution!r}")
@@ -60,9 +60,9 @@ def choose(
 
 
 def fastest(model: nn.Module, device: str, size: int) -> type[Strategy]:
-    """vmap for plain dense networks, where it is much faster; folds on an accelerator; and on a
-    CPU, where grouped kernels are slow, one weight set after another, by operations of our own
-    where they pay."""
+    """vmap for plain dense networks, where it is much faster; folds on an accelerator. On a CPU,
+    where grouped kernels are slow, one weight set after another, by our own operations if they
+    pay off."""
     if not Vmap.refusal(model):
         return Vmap
     if device != "cpu":

@@ -1,8 +1,8 @@
-"""What waits for what follows it? A convolution's bias, for batch norm takes it away again; and a
-batch norm with the ReLU after it, for with 2×2 max pooling the three are one operation.
+"""Which operations wait for the next one? A convolution's bias, because batch norm removes it
+again; and a batch norm with the ReLU after it, because with 2×2 max pooling they are one operation.
 
-What waits is noted on a tensor that stands for it (`marks`). `now` does it where somebody needs the
-values after all.
+A waiting operation is noted on a tensor that stands for its result (`marks`). `now` runs it if the
+values are needed after all.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class DeferredNorm:
     """A batch norm that waits, and perhaps a ReLU after it.
 
     Attributes:
-        bias_before: what should have been added to x.
-        recorded: whether a graph was wanted where the norm stands in the network.
+        bias_before: a bias that was not yet added to x.
+        recorded: whether autograd was recording when the network called the norm.
     """
 
     x: Tensor
@@ -47,18 +47,18 @@ class DeferredNorm:
             return y.relu() if self.relu else y
 
     def pooled(self) -> Tensor:
-        """The maxima of its values over 2×2 windows."""
+        """The maxima of the values over 2×2 windows."""
         with torch.set_grad_enabled(self.recorded):
             if _is_one_operation(self.x):
                 y, moments = norm_relu_pool(self.x, self.weight, self.bias, self.eps)
-            else:  # ReLU and maxima commute, and there are fewer of these
+            else:  # ReLU and maxima commute, and there are fewer maxima
                 y, moments = normalize(self.x, self.weight, self.bias, self.eps)
                 y = max_pool(y, (2, 2)).relu()
             self._report(moments)
             return y
 
     def finish(self) -> None:
-        """Say the moments where nobody has read this norm."""
+        """Report the moments to the listener if no operation has used this norm."""
         if self.listener is not None and not self.listener.received:
             self.values()
 
@@ -75,13 +75,13 @@ def _is_one_operation(x: Tensor) -> bool:
 
 
 def defer_bias(y: Tensor, bias: Tensor) -> Tensor:
-    """y, whose bias waits."""
+    """y, noting that its bias is still to be added."""
     setattr(y, BIAS, (bias, torch.is_grad_enabled()))
     return y
 
 
 def deferred_bias(x: Tensor) -> Tensor | None:
-    """The bias that x waits for, as long as nobody has used x."""
+    """The bias still to be added to x; None if there is none or `now` has added it."""
     return None if hasattr(x, DONE) else getattr(x, BIAS, (None, True))[0]
 
 
@@ -101,13 +101,13 @@ def defer_relu(norm: DeferredNorm, stand_in: Tensor, in_place: bool) -> Tensor:
 
 
 def deferred_norm(x: Any) -> DeferredNorm | None:
-    """The batch norm that x stands for, as long as nobody has used x."""
+    """The batch norm that x stands for; None if there is none or `now` has run it."""
     return None if hasattr(x, DONE) else getattr(x, NORM, None)
 
 
 def force(x: Any) -> Any:
-    """The values of x; x itself, where nothing of it waits. (What is done once stays, and an
-    operation in place changes what stays.)"""
+    """The values of x; x itself if nothing is waiting. (The result is stored on x, and an operation
+    in place changes the stored result.)"""
     if hasattr(x, DONE):
         return getattr(x, DONE)
     norm: DeferredNorm | None = getattr(x, NORM, None)

@@ -1,5 +1,5 @@
-"""All weight sets at once in native kernels: tasks and samples are folded into the channels, and
-the network runs by the rules for this layout (`fold_rules`)."""
+"""How do all weight sets run at once in native kernels? Tasks and samples are folded into the
+channels, and the network runs by the rules for this layout (`fold_rules`)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Fold(Strategy):
     """Tasks × samples folded into the channels of native kernels.
 
     Attributes:
-        precision: of activations and convolutions, None for that of the weights; norms' weights
-            and linear layers stay as they are.
+        precision: the dtype of activations and convolutions, None for that of the weights; norms'
+            weights and linear layers keep theirs.
     """
 
     name: ClassVar[str] = "fold"

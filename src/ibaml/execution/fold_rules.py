@@ -1,13 +1,13 @@
 """What does every function do in a network whose weight sets are folded into the channels?
 
-A tensor of the network is (N, F·C, …): example by example, the channels of F folds one after the
-other. In this layout a convolution with weights of their own for every fold is one grouped
+A tensor of the network is (N, F·C, …): for every example, the channels of F folds one after the
+other. In this layout a convolution with different weights for every fold is one grouped
 convolution; one with shared weights is an ordinary convolution over N·F images, by a view; batch
-norm over a fold's channels is ordinary batch norm; and what works channel by channel (activations,
-pooling) needs no change. The first layers see T folds, the tasks' inputs; the first one whose
-weights are adapted makes them G = T·S.
+norm over a fold's channels is ordinary batch norm; and functions that work channel by channel
+(activations, pooling) need no change. The first layers see T folds, the tasks' inputs; from the
+first layer with adapted weights on there are G = T·S.
 
-Rules exist for the functions listed here. A network that calls any other is not run this way.
+Rules exist for the functions listed here. A network that calls any other cannot run this way.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class FoldMode(TorchFunctionMode):
         raise Unfoldable(name)
 
     def finish(self, y: Tensor) -> Tensor:
-        """The values of what the network returned, with nothing left that waits."""
+        """The values of what the network returned; runs everything that is still waiting."""
         for norm in self._without_listener:
             norm.finish()
         values: Tensor = force(y)
@@ -145,7 +145,7 @@ class FoldMode(TorchFunctionMode):
         return folds
 
     def spread(self, x: Tensor, folds: int) -> Tensor:
-        """x with G folds, where it has T: every sample sees its task's."""
+        """x with G folds if it has T: every sample sees the values of its task."""
         if self.folds(x) == folds:
             return x
         wide = x.unflatten(1, (self.tasks, 1, -1)).expand(
@@ -187,14 +187,14 @@ class FoldMode(TorchFunctionMode):
         y = mark_folds(y, folds)
         if bias is not None:
             y, (flat,) = self._affine(y, (bias,))
-            return defer_bias(y, flat)  # batch norm takes it away again
+            return defer_bias(y, flat)  # batch norm would remove it again
         return y
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.dim() != 2:
             raise Unfoldable("linear on more than vectors")
         folds = self.folds(x)
-        x = mark_folds(x.to(weight.dtype), folds)  # the head in full precision
+        x = mark_folds(x.to(weight.dtype), folds)  # the head keeps full precision
         if not is_own(weight):
             y = F.linear(_parted(x, folds), weight)
             return self._add_bias(mark_folds(_folded(y, folds), folds), bias)
@@ -204,7 +204,7 @@ class FoldMode(TorchFunctionMode):
         return self._add_bias(mark_folds(y.transpose(0, 1).flatten(1), self.sets), bias)
 
     def _add_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Add a linear layer's bias, shared or every set's own."""
+        """Add a linear layer's bias, which is shared or different for every weight set."""
         if bias is None:
             return x
         x, (flat,) = self._affine(x, (bias,))
@@ -245,7 +245,7 @@ class FoldMode(TorchFunctionMode):
         x, (mean, var, w, b) = self._affine(x, (running_mean, running_var, weight, bias))
         folds = self.folds(x)
         if fits:
-            b = b if before is None else b + 0 * before  # it moves the mean, and nothing else
+            b = b if before is None else b + 0 * before  # it only moves the mean
             norm = DeferredNorm(x, w, b, eps, listener, before, folds, torch.is_grad_enabled())
             if listener is not None:
                 listener.expected = True
@@ -304,7 +304,7 @@ class FoldMode(TorchFunctionMode):
     def reshape(self, x: Tensor, *shape: Any) -> Tensor:
         sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         if len(sizes) != 2 or sizes[0] != x.shape[0] or sizes[1] != -1:
-            raise Unfoldable("a reshape that is no flatten(1)")
+            raise Unfoldable("a reshape other than flatten(1)")
         return self.flatten(x, 1)
 
     def mean(self, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:

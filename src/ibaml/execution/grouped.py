@@ -1,7 +1,7 @@
-"""A convolution whose second derivative is made of native kernels too.
+"""How does a convolution get a second derivative from native kernels too?
 
-Torch's own double backward computes what nobody asked for, and goes through the groups of a grouped
-convolution one by one; here all derivatives up to the second are grouped convolutions:
+Torch's own double backward computes more than is asked for, and runs the groups of a grouped
+convolution one by one. Here all derivatives up to the second are grouped convolutions:
 
     y = conv(x, w)                 ∂x = dgrad(g, w)            ∂w = wgrad(x, g)
     and for cotangents (p, q) of (∂x, ∂w):
@@ -25,7 +25,7 @@ from ibaml.execution.twice import last_derivative
 
 
 class Shape(NamedTuple):
-    """What a convolution does besides its numbers."""
+    """The settings of a convolution."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -54,8 +54,8 @@ def _forward(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
 
 
 def _is_faster_transposed(x: Tensor, weight: Tensor, s: Shape) -> bool:
-    """Whether cuDNN is faster at the transposed form: for groups of several channels it has only
-    slow forward kernels, and good ones for the gradient in the input (an H200: 1.4 to 5 times)."""
+    """Whether cuDNN is faster with the transposed form: for groups of several channels its forward
+    kernels are slow, but those for the input's gradient are fast (an H200: 1.4 to 5 times)."""
     plain = set(s.stride) == {1} and set(s.dilation) == {1}
     padding_fits = all(p <= k - 1 for p, k in zip(s.padding, weight.shape[2:], strict=True))
     return (
@@ -68,7 +68,7 @@ def _is_faster_transposed(x: Tensor, weight: Tensor, s: Shape) -> bool:
 
 
 def convolve_transposed(x: Tensor, weight: Tensor, s: Shape) -> Tensor:
-    """conv(x, w) as the transposed convolution with w turned round."""
+    """conv(x, w) as a transposed convolution with w flipped."""
     rank = len(s.stride)
     kernel = weight.shape[2:]
     w = weight.unflatten(0, (s.groups, -1)).transpose(1, 2).flatten(0, 1)
@@ -90,8 +90,8 @@ def _trials() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-# let cuDNN try its kernels on a shape it sees for the first time: by its own rules it takes the
-# groups of a convolution one by one
+# let cuDNN time its kernels on every new shape: by its own heuristics it runs the groups of a
+# convolution one by one
 _fastest = Everywhere(_trials)
 
 

@@ -1,8 +1,8 @@
-"""Only the head is adapted: run the shared layers once a task, then all weight sets of the head.
+"""How does a network run if only its head is adapted? Shared layers once per task, then the head.
 
-The features do not depend on the adapted weights, so that K steps, S samples and L products share
-one pass. Whether a network is "features, then a linear head" is seen when it runs: its head is
-called once, and what it returns is what the network returns. Any other network takes the loop.
+The features do not depend on the adapted weights, so K steps, S samples and L products share one
+pass. Whether a network is "features, then a linear head" is checked when it runs: the head must be
+called once, and its output must be the network's output. Any other network takes the loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ibaml.execution.strategy import Strategy
 
 
 def find_head(model: nn.Module, adapted: Sequence[str]) -> str | None:
-    """The name of the linear layer that owns all adapted weights, and owns them alone."""
+    """The name of the one linear layer that has all adapted weights and shares none of them."""
     layers = dict(model.named_modules())
     owners = {name.rpartition(".")[0] for name in adapted}
     if len(owners) != 1:
@@ -43,21 +43,21 @@ def run_features(
     constants: Mapping[str, Tensor | None],
     x: Tensor,
 ) -> Tensor | None:
-    """What the head reads, (T, N, …), for the tasks' inputs x (T, N, …); None where the network is
+    """What the head reads, (T, N, …), for the tasks' inputs x (T, N, …); None if the network is
     not features followed by this head.
 
     Args:
-        before: how the layers before the head run.
+        before: the strategy for the layers before the head.
     """
     calls_seen: list[tuple[Tensor, Tensor, tuple[int, int]]] = []
 
     def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        with torch._C.DisableTorchFunction():  # it is not the network that looks
+        with torch._C.DisableTorchFunction():  # these operations are not the network's
             features = force(inputs[0])
             calls_seen.append((features, output, (features._version, output._version)))
 
     def read(returned: Tensor) -> Tensor:
-        """What the head read in the call of the network that returned this."""
+        """The head's input in the call of the network that returned this output."""
         calls = calls_seen.copy()
         calls_seen.clear()
         if len(calls) != 1:

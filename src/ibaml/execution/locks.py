@@ -1,7 +1,7 @@
-"""Whose turn is it with a module? While a network runs, its parameters are others and hooks are on
-it, so one thread runs it at a time, and nobody else looks at its tensors meanwhile.
+"""Which thread may use a module? While a network runs, its parameters are replaced and hooks are on
+it, so only one thread runs it at a time, and no other thread reads its tensors meanwhile.
 
-What is held while a network runs waits for nothing but that network: no solver, no backward pass.
+A lock is held only while the network itself runs, never during a solve or a backward pass.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import nn
 
 
 class _Locks:
-    """A lock for every module. Modules with a part in common have a lock in common; they are kept
-    here, not in the modules, which are copied and pickled."""
+    """A lock for every module. Modules that share a part share a lock. The locks are stored here
+    and not in the modules, because those are copied and pickled."""
 
     def __init__(self) -> None:
         self._making = Lock()
         self._of: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
 
     def of(self, *modules: nn.Module) -> list[Any]:
-        """All locks of the modules, in the one order in which everybody takes them."""
+        """All locks of the modules, in the order in which every thread takes them."""
         return sorted({lock for module in modules for lock in self._locks_of(module)}, key=id)
 
     def _locks_of(self, module: nn.Module) -> tuple[Any, ...]:
@@ -43,7 +43,7 @@ _running, _training = _Locks(), _Locks()
 
 
 def held(*modules: nn.Module) -> AbstractContextManager[Any]:
-    """Inside, no other thread runs these modules, or sees what this one does to them."""
+    """Inside, no other thread runs these modules or sees what this one changes."""
     locks = _running.of(*modules)
     return locks[0] if len(locks) == 1 else _every(locks)
 
@@ -64,17 +64,17 @@ def training(model: nn.Module) -> Iterator[None]:
             if not lock.acquire(blocking=False):
                 raise RuntimeError(
                     "another thread is inside a training call (learner(batch) or one_meta_step) of "
-                    "this learner, or of one that shares its weights: training is one thread at a "
-                    "time. adapt and predict may be called from any number; to train in several, "
-                    "give each thread a copy.deepcopy of the learner"
+                    "this learner, or of one that shares its weights: only one thread may train at "
+                    "a time. Any number may call adapt and predict; to train in several threads, "
+                    "give each a copy.deepcopy of the learner"
                 )
             stack.callback(lock.release)
         yield
 
 
 class Everywhere:
-    """A setting of the whole process that is needed for a while: the first thread in makes it, and
-    the last one out undoes it."""
+    """A temporary setting of the whole process: the first thread that needs it enters it, and the
+    last one leaves it."""
 
     def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
         self._setting = setting

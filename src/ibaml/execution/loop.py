@@ -1,4 +1,4 @@
-"""One weight set after another through the network: works for any module, and is the oracle."""
+"""How do weight sets run one after another? This works for any module, and is the oracle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ibaml.execution.strategy import Strategy
 
 @dataclass(frozen=True)
 class Loop(Strategy):
-    """One weight set after another, as the model stands."""
+    """One weight set after another, with the model unchanged."""
 
     name: ClassVar[str] = "loop"
 
@@ -27,7 +27,7 @@ class Loop(Strategy):
         x: Tensor,
     ) -> Tensor:
         tasks, samples = next(iter(weights.values())).shape[:2]
-        x = x.contiguous()  # a slice of weights is aligned for cuDNN's kernels of this format alone
+        x = x.contiguous()  # cuDNN's kernels for other formats refuse a slice's alignment
 
         def one(t: int, s: int) -> Tensor:
             tensors = {**constants, **{name: w[t, s] for name, w in weights.items()}}

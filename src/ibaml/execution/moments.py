@@ -1,5 +1,5 @@
-"""Who hears what a batch norm saw? Norms compute the moments of their input anyway, and those who
-collect statistics take them from there instead of computing them again."""
+"""How are the moments of a batch norm's input collected? The norm computes them anyway and passes
+them to a listener, so that they are not computed again."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ibaml.execution.marks import LISTENER
 
 
 class MomentsListener:
-    """Hears the mean and biased variance of what one batch norm sees, both (folds, channels)."""
+    """Receives the mean and biased variance of one batch norm's input, both (folds, channels)."""
 
     def __init__(self, on_moments: Callable[[Tensor, Tensor], None]) -> None:
         self._on_moments = on_moments
-        self.expected = False  # a batch norm has taken it on itself to say them
+        self.expected = False  # whether a batch norm will report them
         self.received = False
 
     def __call__(self, mean: Tensor, var: Tensor, folds: int) -> None:
-        """Say the moments of every channel, those of each fold after the other."""
+        """Report the moments of every channel, one fold after the other."""
         self.received = True
         self._on_moments(mean.unflatten(0, (folds, -1)), var.unflatten(0, (folds, -1)))
 
 
 def listen(x: Tensor, listener: MomentsListener) -> None:
-    """Let the batch norm that x goes into next say what it sees."""
+    """Let the next batch norm that reads x report its moments to the listener."""
     setattr(x, LISTENER, listener)
 
 

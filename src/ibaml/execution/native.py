@@ -1,4 +1,4 @@
-"""Where do kernels of our own run? On a CUDA device, where Triton is installed, below float64."""
+"""Where do our own kernels run? On a CUDA device with Triton, for dtypes below float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def is_native(x: Tensor) -> bool:
-    """Whether our kernels take this tensor."""
+    """Whether our kernels accept this tensor."""
     return x.is_cuda and x.dtype != torch.float64 and _has_triton()
 
 

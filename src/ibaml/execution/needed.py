@@ -1,5 +1,5 @@
-"""Which gradients does somebody wait for? A function's ``needs_input_grad`` says only which inputs
-could have one, and a product with one factor of a second derivative would compute all of them."""
+"""Which gradients does the running backward pass need? A function's ``needs_input_grad`` says only
+which inputs could have one, so a second derivative in one factor would compute all of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 def needed_gradients(ctx: Any, inputs: int) -> tuple[bool, ...]:
-    """For each of a function's first inputs (tensors, all of them), whether the backward pass that
-    is running hands its gradient on to anybody."""
+    """For each of a function's first inputs (all of them tensors), whether the running backward
+    pass uses its gradient."""
     return tuple(
         need and _is_needed(ctx.next_functions[i][0])
         for i, need in enumerate(ctx.needs_input_grad[:inputs])
@@ -20,5 +20,5 @@ def needed_gradients(ctx: Any, inputs: int) -> tuple[bool, ...]:
 def _is_needed(node: Any) -> bool:
     try:
         return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # a leaf whose gradient was asked for
+    except RuntimeError:  # a leaf whose gradient is requested
         return True

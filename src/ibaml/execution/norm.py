@@ -1,8 +1,8 @@
-"""Which statistics batch-norm layers use: those of the batch, of the support set, or running.
+"""Which statistics do batch-norm layers use? Those of the batch, of the support set, or running.
 
 The network itself always runs in evaluation mode, so that a task's energy is one deterministic
-function (no dropout, no buffer written on the side). Batch norm is steered from outside through the
-buffers it is handed: none at all makes it use the statistics of the batch it sees.
+function (no dropout, no buffer is written). The buffers that batch norm is given decide which
+statistics it uses: without any it takes those of the batch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ibaml.words import NORM_STATS, NormStats
 
 Buffers = dict[str, Tensor | None]
 Plan = dict[str, NormStats]  # layer name -> the statistics it uses
-# layer name -> means and biased variances (folds, channels), and how many values each is of
+# layer name -> means and biased variances (folds, channels), and how many values each is over
 Moments = dict[str, tuple[Tensor, Tensor, int]]
 
 
 def norm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch-norm layers by name (instance, layer and group norm have no choice to make)."""
+    """The batch-norm layers by name (instance, layer and group norm have no such choice)."""
     return {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
 
 
@@ -49,9 +49,8 @@ def plan_norms(
     shared: Sequence[str],
     frozen: Sequence[str],
 ) -> Plan:
-    """The statistics of every layer: those asked for, or by its role the support set's where its
-    weights are adapted and the running ones where they are shared; frozen layers always have their
-    running ones."""
+    """The statistics of every layer: those in ``norm_stats``; by default the support set's for
+    adapted layers and the running ones for shared layers. Frozen layers always use running ones."""
     if norm_stats is not None and norm_stats not in NORM_STATS:
         raise ValueError(f"norm_stats must be one of {NORM_STATS}, got {norm_stats!r}")
     names = {id(p): n for n, p in model.named_parameters()}
@@ -73,8 +72,8 @@ def plan_norms(
 
 
 def norm_buffers(model: nn.Module, plan: Mapping[str, NormStats]) -> Buffers:
-    """The buffers that make each layer use its statistics; ``"support"`` counts as ``"batch"``,
-    which is what it is while the support set itself runs through."""
+    """The buffers that make each layer use its statistics. ``"support"`` counts as ``"batch"``: the
+    two are the same while the support set itself runs through the network."""
     buffers: Buffers = {}
     for name, layer in norm_layers(model).items():
         if not has_running(layer):
@@ -93,15 +92,15 @@ def norm_buffers(model: nn.Module, plan: Mapping[str, NormStats]) -> Buffers:
 def support_statistics(
     plan: Mapping[str, NormStats], passes: list[Moments], calls: int, tasks: int, samples: int
 ) -> dict[str, Tensor]:
-    """Running statistics of every weight set, (T, S, channels), that freeze the layers planned as
-    ``"support"`` at what they saw of the support sets in so many calls of the network."""
+    """Running statistics for every weight set, (T, S, channels), which give the layers planned as
+    ``"support"`` the moments that they saw in the calls of the network on the support sets."""
     statistics = {}
     for name, kind in plan.items():
         if kind != "support":
             continue
         of_layer = [moments[name] for moments in passes if name in moments]
         if not of_layer:
-            raise ValueError(f"batch norm {name!r} was not used by the support set's pass")
+            raise ValueError(f"batch norm {name!r} was not used in the pass of the support set")
         if len(of_layer) < calls:
             raise ValueError(
                 f"batch norm {name} was used for some support sets and not for others, so not all "
@@ -109,10 +108,10 @@ def support_statistics(
             )
         if len(of_layer) > calls:
             raise ValueError(
-                f"batch norm {name} is used more than once in a forward pass, so it has no one set "
-                'of support statistics: adapt with norm_stats="running" or "batch"'
+                f"batch norm {name} is used more than once in a forward pass, so its support "
+                'statistics are not unique: adapt with norm_stats="running" or "batch"'
             )
-        means, variances, _ = zip(*of_layer, strict=True)  # of every weight set, or of every task
+        means, variances, _ = zip(*of_layer, strict=True)  # for every weight set, or for every task
         for buffer, parts in (("running_mean", means), ("running_var", variances)):
             value = torch.cat(parts)
             value = value.view(tasks, -1, value.shape[-1]).expand(-1, samples, -1)
@@ -121,7 +120,7 @@ def support_statistics(
 
 
 class _Watchers(local):
-    """Who watches which module in this thread, and how hooks are put on it for them."""
+    """The modules watched in this thread, each with a function that registers the hooks."""
 
     def __init__(self) -> None:
         self.all: list[tuple[nn.Module, Callable[[], list[RemovableHandle]]]] = []
@@ -132,7 +131,7 @@ _watchers = _Watchers()
 
 @contextmanager
 def watched(model: nn.Module) -> Iterator[None]:
-    """While a network runs: with the hooks of those who watch it."""
+    """Inside, the network has the hooks of everything that watches it in this thread."""
     handles = [handle for of, add_hooks in _watchers.all if of is model for handle in add_hooks()]
     try:
         yield
@@ -146,12 +145,12 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
     """Collect the moments of what every batch-norm layer sees in this thread, one entry per forward
     pass."""
     passes: list[Moments] = []
-    names: list[set[str]] = []  # of the layers each pass has met
+    names: list[set[str]] = []  # the layers that each pass has run
     listeners: dict[str, list[MomentsListener]] = {}
 
     def before(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def watch(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            with torch._C.DisableTorchFunction():  # it is not the network that looks
+            with torch._C.DisableTorchFunction():  # these operations are not the network's
                 x = args[0]
                 if not names or name in names[-1]:
                     passes.append({})
@@ -192,8 +191,8 @@ def watch_moments(model: nn.Module) -> Iterator[list[Moments]]:
 
 
 class Statistics:
-    """What the batch-norm layers saw in one meta-step, summed over its passes, so that running
-    statistics move once a meta-step however its tasks were spread over calls and processes."""
+    """What the batch-norm layers saw in one meta-step, summed over its passes. Running statistics
+    move once per meta-step, however its tasks are divided among calls and processes."""
 
     def __init__(self, model: nn.Module, plan: Mapping[str, NormStats]) -> None:
         self._layers = {

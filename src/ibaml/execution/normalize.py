@@ -1,4 +1,4 @@
-"""Batch norm, by the statistics of the batch, whose second derivative costs three passes.
+"""How does batch norm with the batch's statistics get a second derivative in three passes?
 
 With x̂ = (x − μ)·s, s = 1/√(var + ε), M the mean over a channel, n its values, and a gradient g:
 
@@ -31,7 +31,7 @@ _CACHED = 1 << 18  # numbers
 def normalize(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Batch norm of x (N, C, …) with its own statistics, differentiable twice; and these, mean and
+    """Batch norm of x (N, C, …) with its own statistics, differentiable twice, and these: mean and
     biased variance of every channel."""
     y, mean, s = _Normalize.apply(x, weight, bias, eps)
     return y, (mean, (s.square().reciprocal() - eps).clamp(min=0))
@@ -58,7 +58,7 @@ def _backward(
         )
     rows = _rows(g)
     sum_g = rows.sum(0)
-    center = sum_g / len(rows)  # Σg·x̂ does not change by it, and rounds better
+    center = sum_g / len(rows)  # centering does not change Σg·x̂, and rounds better
     sum_gx = s * _summed(lambda part, seen: (seen - mean).mul_(part - center), rows, _rows(x))
     on_x = -w * s * s * sum_gx / len(rows)
     rest = -w * s * sum_g / len(rows) - on_x * mean
@@ -68,13 +68,13 @@ def _backward(
 
 
 def _is_last(x: Tensor) -> bool:
-    """Whether channels lie last on a CPU, where torch's own sums over them are simple ones: over
-    half a million values they are 1e-4 off in float32."""
+    """Whether x has channels last on a CPU. There torch adds up a channel one value at a time: over
+    half a million values this is 1e-4 off in float32."""
     return not x.is_cuda and _format(x) == torch.channels_last
 
 
 def _format(x: Tensor) -> torch.memory_format:
-    """Channels first or last, as x has them."""
+    """The memory format of x: channels first or last."""
     last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
 
@@ -85,7 +85,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _summed(work: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """The sum over rows of what ``work`` makes of them, in parts that stay in a cache."""
+    """The sum over rows of ``work``'s results, in parts that fit into a cache."""
     part = max(1, _CACHED // rows[0].shape[1])
     parts = zip(*(r.split(part) for r in rows), strict=True)
     return torch.stack([work(*some).sum(0) for some in parts]).sum(0)
@@ -178,7 +178,7 @@ class _Back(torch.autograd.Function):
 
 
 def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of every channel of x (N, C, …). Norms of the centerd values are
+    """Mean and biased variance of every channel of x (N, C, …). Norms of the centered values are
     two to three times faster on a CPU than `torch.var_mean` over several dimensions."""
     inner = tuple(range(2, x.dim()))
     mean = x.mean((0, *inner))

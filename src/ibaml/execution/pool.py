@@ -1,4 +1,4 @@
-"""Max pooling over windows that do not overlap, with derivatives in two passes."""
+"""How does max pooling over windows that do not overlap get derivatives in two passes?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Pool(torch.autograd.Function):
 
 
 class _Back(torch.autograd.Function):
-    """Put every gradient where its maximum was."""
+    """Put every gradient at the place of its maximum."""
 
     @staticmethod
     def forward(
@@ -55,7 +55,7 @@ class _Back(torch.autograd.Function):
 def _put(g: Tensor, index: Tensor, size: tuple[int, int], shape: torch.Size) -> Tensor:
     first = index.is_contiguous()
     form = torch.contiguous_format if first else torch.channels_last
-    like = torch.empty(shape, dtype=g.dtype, memory_format=form)  # is asked for its shape alone
+    like = torch.empty(shape, dtype=g.dtype, memory_format=form)  # only its shape is used
     g = g.contiguous(memory_format=form)
     return torch.ops.aten.max_pool2d_with_indices_backward(
         g, like, size, size, (0, 0), (1, 1), False, index
@@ -63,7 +63,7 @@ def _put(g: Tensor, index: Tensor, size: tuple[int, int], shape: torch.Size) -> 
 
 
 def _put_on_a_device(g: Tensor, index: Tensor, size: tuple[int, int], shape: torch.Size) -> Tensor:
-    """By comparisons: torch's own adds up with atomics, or looks through windows."""
+    """By comparisons: torch's own kernel adds up with atomics, or searches the windows."""
     high, wide = size
     rows, columns = g.shape[-2:]
     line = torch.arange(rows * high, device=g.device) * shape[-1]

@@ -23,8 +23,8 @@ class Runner:
 
     Attributes:
         whole: how the whole network runs.
-        head: the layer that owns every adapted weight, where the layers before it may run once a
-            task instead of once a weight set.
+        head: the layer that has every adapted weight, if the layers before it may run once per
+            task instead of once per weight set.
         recurrent: whether the model has a recurrent layer.
     """
 
@@ -40,15 +40,15 @@ class Runner:
 
     @property
     def precision(self) -> torch.dtype | None:
-        """Of activations and convolutions, None for that of the weights."""
+        """The dtype of activations and convolutions, None for that of the weights."""
         return self.whole.precision
 
     def with_precision(self, precision: torch.dtype | None) -> Runner:
-        """The same in another precision, where the strategy has a choice of them."""
+        """The same in another precision, if the strategy has a choice."""
         return replace(self, whole=self.whole.with_precision(precision))
 
     def calls(self, sets: int) -> int:
-        """How often the network is called for so many weight sets."""
+        """How often the network is called for this many weight sets."""
         return self.whole.calls(sets)
 
     def looped(self) -> Runner:
@@ -56,7 +56,7 @@ class Runner:
         return replace(self, whole=Loop(self.whole.tied))
 
     def plain(self) -> Runner:
-        """The loop and no head by itself: the oracle of every other way."""
+        """The loop, without a separate head: the oracle for every other way."""
         return replace(self.looped(), head=None)
 
     def __call__(
@@ -72,7 +72,7 @@ class Runner:
     def features(
         self, model: nn.Module, constants: Mapping[str, Tensor | None], x: Tensor
     ) -> Tensor | None:
-        """What the head reads, None where there is no such head."""
+        """What the head reads; None if no head runs by itself."""
         if self.head is None:
             return None
         with self._ready(model):
@@ -89,6 +89,6 @@ class Runner:
 
     @contextmanager
     def _ready(self, model: nn.Module) -> Iterator[None]:
-        """Inside, the model is this thread's, hooked and by kernels with second derivatives."""
+        """Inside, this thread alone runs the model, with hooks and twice-differentiable kernels."""
         with held(model), watched(model), twice_differentiable(self.recurrent):
             yield

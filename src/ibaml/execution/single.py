@@ -1,9 +1,9 @@
-"""One weight set after another, by the operations made for folds: what a CPU is fast at.
+"""How do weight sets run one after another, by the operations made for folds? Fast on a CPU.
 
-Kernels of a CPU are busy with one weight set already, so nothing is gained by folding. What is
-gained is in the operations: activations with channels last, batch norm, pooling and convolutions
-with second derivatives of their own, and no bias before a norm. What has no such operation runs as
-it stands, so that every module can be run this way.
+One weight set already uses all of a CPU, so folding gains nothing. The operations do: activations
+with channels last; batch norm, pooling and convolutions with our own second derivatives; no bias
+before a norm. A function without such an operation runs unchanged, so every module can run this
+way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ibaml.execution.strategy import Strategy
 
 @dataclass(frozen=True)
 class Single(Strategy):
-    """One weight set after another, by operations of our own."""
+    """One weight set after another, by our own operations."""
 
     name: ClassVar[str] = "single"
 
@@ -61,7 +61,7 @@ class Single(Strategy):
 
 
 class _Rules(FoldMode):
-    """The rules for folds, of which there is one; what has no rule runs as it stands."""
+    """The rules for folds, with a single fold; functions without a rule run unchanged."""
 
     def __init__(self) -> None:
         super().__init__(1, 1)
@@ -77,13 +77,13 @@ class _Rules(FoldMode):
         except Unfoldable:
             args, kwargs = pytree.tree_map(force, (args, kwargs or {}))
             if func is Tensor.view and not isinstance(args[1], torch.dtype):
-                func = Tensor.reshape  # what channels last cannot view
+                func = Tensor.reshape  # a view may not exist with channels last
             return func(*args, **kwargs)
 
 
 def _channels_last(x: Tensor) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     _, channels, _, wide = x.shape
-    # of a single channel nobody can say where it lies, and torch takes it for first: say it
+    # with a single channel both formats are the same, and torch assumes channels first: set it
     strides = (x.stride(0), 1, wide * channels, channels)
     return x.as_strided(x.shape, strides) if channels == 1 else x

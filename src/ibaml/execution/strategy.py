@@ -1,4 +1,4 @@
-"""What is a strategy? A way to run many weight sets through one whole network."""
+"""What is a strategy? A way to run many weight sets through a whole network."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Strategy(ABC):
     A new one is a file like `loop` or `vmap`, and its name in `choice`.
 
     Attributes:
-        name: the word for it in ``execution=`` and in ``learner.strategy``.
-        tied: whether tensors with several names are looked for.
+        name: its name in ``execution=`` and in ``learner.strategy``.
+        tied: whether to look for tensors with several names.
     """
 
     name: ClassVar[str]
@@ -27,7 +27,7 @@ class Strategy(ABC):
 
     @classmethod
     def refusal(cls, model: nn.Module) -> str:
-        """Why a model cannot be run this way, with the remedy; empty where it can be tried."""
+        """Why a model cannot run this way, with the remedy; empty if it can be tried."""
         return ""
 
     @abstractmethod
@@ -38,8 +38,8 @@ class Strategy(ABC):
         constants: Mapping[str, Tensor | None],
         x: Tensor,
     ) -> Tensor:
-        """Outputs (T, S, N, …) of weights (T, S, …) on the tasks' inputs x (T, N, …); what has no
-        sets (shared weights, buffers) is in ``constants``."""
+        """Outputs (T, S, N, …) of weights (T, S, …) on the tasks' inputs x (T, N, …). Tensors that
+        are the same for all weight sets (shared weights, buffers) are in ``constants``."""
 
     @abstractmethod
     def features(
@@ -49,22 +49,23 @@ class Strategy(ABC):
         x: Tensor,
         read: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        """What ``read`` finds inside the network, (T, N, …), where all weights are ``constants``.
+        """Intermediate values of the network, (T, N, …), returned by ``read``; all weights are in
+        ``constants``.
 
         Args:
-            read: takes what one call of the network returned, and gives what that call computed
-                on the way. It is called after every call of the network.
+            read: maps the output of one call of the network to values that were computed during
+                that call. It is called after every call of the network.
         """
 
     def calls(self, sets: int) -> int:
-        """How often the network is called for so many weight sets."""
+        """How often the network is called for this many weight sets."""
         return sets
 
     @property
     def precision(self) -> torch.dtype | None:
-        """Of activations and convolutions, None for that of the weights."""
+        """The dtype of activations and convolutions, None for that of the weights."""
         return None
 
     def with_precision(self, precision: torch.dtype | None) -> Strategy:
-        """The same in another precision, where it has a choice of them."""
+        """The same in another precision, if it has a choice."""
         return self

@@ -1,7 +1,7 @@
-"""A first layer that reads few channels, by its weights: y = conv(x, w) for constant inputs x.
+"""How does a first layer with few channels run fast? y = conv(x, w) for constant inputs x.
 
 Native kernels are made for many channels. Here the layer is a product of w with shifted copies of
-x, and so are its derivatives, for y is linear in w. Two Triton kernels read the shifts from x
+x, and so are its derivatives, because y is linear in w. Two Triton kernels read the shifts from x
 itself.
 """
 
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_INPUTS = 64  # at most, of one output
+_INPUTS = 64  # at most this many inputs per output
 
 
 def is_thin(x: Tensor, weight: Tensor) -> bool:
@@ -29,7 +29,7 @@ def thin(x: Tensor, weight: Tensor, padding: tuple[int, int], groups: int) -> Te
 
 
 def plain_thin(x: Tensor, weight: Tensor, padding: tuple[int, int], groups: int) -> Tensor:
-    """The same in plain operations, the kernels' oracle."""
+    """The same in plain operations; tests compare the kernels with it."""
     kernel = weight.shape[2:]
     images = x.shape[0]
     wide = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))

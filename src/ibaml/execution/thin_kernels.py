@@ -1,4 +1,4 @@
-"""The two products of `thin` as Triton kernels: what is large is written, or read, once."""
+"""How do the two products of `thin` run as Triton kernels? Large tensors are accessed once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _shifts(
     rows: tl.constexpr, columns: tl.constexpr, up: tl.constexpr, left: tl.constexpr,
     out_wide: tl.constexpr,
 ):  # fmt: skip
-    """What output pixels read, (inputs, pixels): a channel at a shift for each of the inputs."""
+    """What output pixels read, (inputs, pixels): each input is one channel at one shift."""
     k = tl.arange(0, deep)
     channel, shift = k // (rows * columns), k % (rows * columns)
     row = (pixel // out_wide)[None, :] + (shift // columns)[:, None] - up
@@ -97,7 +97,7 @@ def product(x: Tensor, weight: Tensor, padding: tuple[int, int], groups: int) ->
 def transposed(
     g: Tensor, x: Tensor, shape: torch.Size, padding: tuple[int, int], groups: int
 ) -> Tensor:
-    """∂w of conv(x, w) for a gradient g: one sum for every image, then their sum."""
+    """∂w of conv(x, w) for a gradient g: first a sum per image, then the sum of these."""
     images, outputs = x.shape[0], shape[0] // groups
     high, wide = _out(x, shape, padding)
     parts = g.new_empty((images, *shape), dtype=torch.float32)

@@ -1,7 +1,7 @@
-"""All weight sets at once, by `torch.func.vmap`: fast for small dense networks.
+"""How do all weight sets run at once by `torch.func.vmap`? Fast for small dense networks.
 
-Torch's fused normalization layers give silently wrong second derivatives under vmap, and a user's
-forward may branch on values; so only networks made of the layers listed here are run this way.
+Torch's fused normalization layers have silently wrong second derivatives under vmap, and a user's
+forward may branch on values, so only networks made of the layers listed here run this way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Vmap(Strategy):
         if not unsafe:
             return ""
         return (
-            "second derivatives under vmap are not known to be right for "
+            "second derivatives under vmap are not known to be correct for "
             f'{", ".join(unsafe)}; use execution="loop"'
         )
 
@@ -72,7 +72,7 @@ class Vmap(Strategy):
         x: Tensor,
         read: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        # its layers treat every example by itself: all tasks are one batch
+        # its layers treat every example independently, so all tasks are one batch
         features = read(call(model, constants, x.flatten(0, 1), self.tied))
         return features.unflatten(0, x.shape[:2])
 

@@ -1,4 +1,4 @@
-"""How meta-parameters learn from a solution: unrolled, first order, implicit, Reptile."""
+"""How do meta-parameters learn from a solution? Unrolled, first order, implicit, Reptile."""
 
 from ibaml.gradient.base import GradientRule, Record
 from ibaml.gradient.first_order import FirstOrder, Reptile

@@ -1,4 +1,4 @@
-"""What a gradient rule is: it solves the tasks and makes the solution differentiable in θ."""
+"""What is a gradient rule? It solves the tasks and makes the solution differentiable in θ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Record:
 
 
 class GradientRule(Protocol):
-    """How meta-parameters learn from a solution; orthogonal to the solver."""
+    """How meta-parameters learn from a solution; independent of the choice of solver."""
 
     def __call__(
         self,
@@ -33,9 +33,9 @@ class GradientRule(Protocol):
         rate: Tensor | None = None,
         examine: bool = True,
     ) -> Tensor:
-        """The solution (T, dim) of the tasks, differentiable in θ as the rule says.
+        """The solution (T, dim) of the tasks, differentiable in θ by this rule.
 
         Args:
-            start: the start as a function of the prior (T, dim), with its graph.
-            record: is filled with what happened.
+            start: the start (T, dim), with the graph that leads to the prior.
+            record: receives what happened.
         """

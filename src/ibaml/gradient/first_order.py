@@ -1,4 +1,4 @@
-"""Rules that need no second derivative: first order (FOMAML), and Reptile's direction."""
+"""Which rules need no second derivative? First order (FOMAML), and Reptile's direction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ibaml.solve import Solver
 @dataclass(frozen=True)
 class FirstOrder:
     """Take ∂v̂/∂(prior) = I: the prior receives the gradient at the solution. Shared weights
-    receive the meta-loss's own dependence on them."""
+    receive the direct gradient of the meta-loss."""
 
     def __call__(
         self,
@@ -34,8 +34,8 @@ class FirstOrder:
 
 @dataclass(frozen=True)
 class Reptile:
-    """Move the prior towards the solution: the meta-gradient is start − v̂, and there is no other
-    meta-loss (the learner's loss is ½‖start − v̂‖², which has this gradient)."""
+    """Move the prior towards the solution: the meta-gradient is start − v̂. There is no other
+    meta-loss; the learner's loss ½‖start − v̂‖² has this gradient."""
 
     def __call__(
         self,

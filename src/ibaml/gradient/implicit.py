@@ -1,4 +1,4 @@
-"""Implicit differentiation of a solution: cost and memory do not grow with the solver's steps.
+"""How is a solution differentiated implicitly, at a cost that does not grow with the steps?
 
 For v̂ with ∇_v E(v̂, θ) = 0 the implicit function theorem gives, for a gradient b = ∇₁L in v̂,
 
@@ -28,8 +28,8 @@ from ibaml.solve import NewtonCG, Solution, Solver, energy_and_gradient
 
 
 def enough_steps() -> LinearSolver:
-    """Conjugate gradients until every task's system is solved to 0.1 %, which takes some 10 to 25
-    steps, or up to 64; of a recording, where nobody may look, 16."""
+    """Conjugate gradients until every task's system is solved to 0.1 %: usually 10 to 25 steps, at
+    most 64; always 16 in a CUDA recording, where the residual cannot be read."""
     return ConjugateGradient(steps=64, tol=1e-3, recorded=16)
 
 
@@ -39,8 +39,8 @@ class Implicit:
 
     Args:
         curvature: which H (and G).
-        linear_solver: how H u = b is solved; by default CG with as many steps as it takes.
-        warn: warn where the linear solve fails (this waits for the device; a learner reports it
+        linear_solver: how H u = b is solved; by default CG with as many steps as are needed.
+        warn: warn if the linear solve fails (this waits for the device; a learner reports it
             in its diagnostics instead).
     """
 
@@ -78,7 +78,7 @@ class Implicit:
     def pull_back(
         self, energy: Energy, v: Tensor, b: Tensor, wanted: list[int], record: Record
     ) -> list[Tensor | None]:
-        """The gradients of the wanted tensors of θ from the gradient b at the solution v."""
+        """The gradients of the wanted tensors of θ, from the meta-loss's gradient b at v."""
         h = self.curvature.at(energy, v, wanted)
         solution = self.linear_solver(h.product, h.to_coordinates(b), h.precondition)
         record.linear = solution
@@ -131,14 +131,14 @@ def implicit_solve(
 
     Args:
         energy: returns a scalar, or T values for T independent problems, each tensor of v then
-            having a leading dimension T. It must read what is differentiated from ``params``.
+            having a leading dimension T. It must read the differentiated tensors from ``params``.
         start: where to begin: a tensor, or a dict, tuple or list of tensors.
         params: tensors (in any such structure) that the energy depends on.
         solver: how to minimize; the default is Newton–CG, which converges on smooth convex
             problems without tuning.
         curvature: ``"energy"``, or a `Curvature` (damping is then absolute, H + μI).
         linear_solver: how H u = b is solved; the default is CG to (nearly) machine precision.
-        record: is filled with what happened (``record.solution``, ``record.linear``).
+        record: receives what happened (``record.solution``, ``record.linear``).
 
     >>> decay = torch.tensor(2.0, requires_grad=True)
     >>> w = implicit_solve(lambda w, c: ((w - 3) ** 2 + c * w**2).sum(), torch.zeros(1), decay)
@@ -187,7 +187,7 @@ def implicit_solve(
 
 
 def _report_linear(solution: LinearSolution) -> None:
-    """A gradient that rests on a failed linear solve is announced."""
+    """Warn if the linear solve behind the gradient failed."""
     for reason in (Reason.NEGATIVE_CURVATURE, Reason.SINGULAR, Reason.NONFINITE):
         count = int((solution.reason == reason).sum())
         if count:
@@ -202,7 +202,7 @@ def _report_linear(solution: LinearSolution) -> None:
 
 
 def _report_solve(solution: Solution | None) -> None:
-    """Never hide a failed solve: raise where all of it failed, warn where some of it did."""
+    """Never hide a failed solve: raise if all problems failed, warn if some did."""
     assert solution is not None
     failed = int(solution.diverged.sum())
     if failed == solution.diverged.numel():

@@ -1,4 +1,4 @@
-"""Differentiate through the K steps of the solver (MAML, ABML): exact for what the solver did."""
+"""How are the K steps of the solver differentiated (MAML, ABML)? Exactly, step by step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _segment(
 
 
 class _Segment(torch.autograd.Function):
-    """A few steps without their graph; the backward pass takes them again, with it."""
+    """A few steps without a graph; the backward pass takes them again with one."""
 
     @staticmethod
     def forward(ctx: Any, job: tuple[Any, ...], *inputs: Tensor) -> tuple[Tensor, ...]:

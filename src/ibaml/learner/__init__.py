@@ -1,4 +1,4 @@
-"""How do the parts stand around one module?"""
+"""How do belief, solver, gradient rule and objective work together around one module?"""
 
 from ibaml.learner.meta_learner import MetaLearner
 

@@ -1,4 +1,4 @@
-"""Which choices may be made anew around the same weights, and which belong to the weights?"""
+"""Which choices of a learner may be replaced while its weights stay, and which may not?"""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FIXED = (*REPLACEABLE, "belief", "likelihood", "roles", "layout", "adapts_head")
 
 
 def default_objective(gradient: GradientRule) -> Objective:
-    """The meta-loss where none was chosen."""
+    """The objective of a learner that was given none."""
     return TowardsSolution() if isinstance(gradient, Reptile) else QueryNll()
 
 
 def fixed(name: str) -> AttributeError:
-    """What is said to somebody who sets a choice of a learner."""
+    """The error for code that sets an attribute of a finished learner."""
     remedy = (
-        f"learner.replace({name}=…) gives a checked learner with another one that shares the "
+        f"learner.replace({name}=…) returns a checked learner with another one that shares the "
         "weights"
         if name in REPLACEABLE
         else "the weights depend on it: make another learner"
@@ -39,7 +39,7 @@ def fixed(name: str) -> AttributeError:
 
 
 def replaced(learner: MetaLearner, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """All replaceable choices of the learner, with these in the place of its own, checked."""
+    """All replaceable choices of the learner, updated with ``choices`` and checked."""
     if unknown := [name for name in choices if name not in REPLACEABLE]:
         raise TypeError(
             f"{unknown[0]} cannot be replaced: only {', '.join(REPLACEABLE)} can (the rest is "
@@ -56,7 +56,7 @@ def replaced(learner: MetaLearner, choices: Mapping[str, Any]) -> dict[str, Any]
     if "objective" in choices:
         now["objective"] = as_objective(choices["objective"])
     elif isinstance(now["gradient"], Reptile) != isinstance(now["objective"], TowardsSolution):
-        now["objective"] = None  # another rule, which needs another meta-loss
+        now["objective"] = None  # the new rule needs its own default objective
     if now["objective"] is None:
         now["objective"] = default_objective(now["gradient"])
     check_options(

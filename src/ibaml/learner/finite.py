@@ -1,4 +1,4 @@
-"""What of a meta-step is left out, so that one task that went wrong does not spoil the others?"""
+"""Which tasks are left out of a meta-step, so that a failed one does not spoil the others?"""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def may_look(rule: GradientRule, device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class FiniteStep:
-    """Meta-steps without what is not finite.
+    """Meta-steps without the tasks whose loss or gradient is not finite.
 
-    That cannot be masked out of a graph (0 · NaN is NaN): the step is built again without those
-    tasks. On a device that would mean waiting for it at every step; there the start takes the place
-    of a solution that diverged, which leaves nothing to mask but data that is ill at the start
-    already.
+    A mask cannot remove such a task from a graph (0 · NaN is NaN), so the step is built again
+    without it. On an accelerator this would wait for the device at every step. There a solution
+    that diverged is replaced by its start, so only data that is bad at the start already remains to
+    be masked.
 
     Attributes:
-        work: the meta-step of a batch.
-        parameters: all that learns from it.
-        may_look: whether values may be looked at on the way.
+        work: computes the meta-step of a batch.
+        parameters: everything that is learned from it.
+        may_look: whether values may be read on the host during the step.
     """
 
     work: Callable[[TaskBatch], MetaStep]
@@ -55,12 +55,12 @@ class FiniteStep:
         return self._with_finite_gradient(again, batch, takes_part.nonzero()[:, 0].cpu())
 
     def _with_finite_gradient(self, step: MetaStep, batch: TaskBatch, where: Tensor) -> MetaStep:
-        """The step, whose tasks stand at ``where`` among all: one whose loss is finite and whose
-        gradient is not is left out as well, when ``backward()`` finds it."""
+        """The step, which also leaves out a task whose loss is finite but whose gradient is not;
+        ``backward()`` finds those. ``where`` has the positions of the step's tasks in the batch."""
         if not step.loss.requires_grad or torch._C._are_functorch_transforms_active():
             return step
         if wants_gradients(batch) or reaches_outside(step.loss, list(self.parameters)):
-            return step  # somebody's own tensors need the graph as it is
+            return step  # tensors from outside need the graph unchanged
         if not self.may_look:
             return guarded(step, None)
 

@@ -1,8 +1,8 @@
-"""What is known of each kind of tasks: how weight sets run through the network for it, and that the
-model fits it?
+"""What does a learner know about each kind of tasks? How to run the network on it, and that the
+model fits it.
 
-A kind is a shape, a type, a device and a number of classes. It is looked at once, on its first
-tasks.
+A kind is a shape, a dtype, a device and a number of classes. The first batch of a kind is checked;
+later ones are not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kind = tuple[Any, ...]
 
 
 class Kinds:
-    """The kinds of tasks that one learner has met, and what it has warned of."""
+    """The kinds of tasks that one learner has seen, and the warnings it has given."""
 
     def __init__(self) -> None:
         self._runners: dict[Kind, Runner] = {}
@@ -37,7 +37,7 @@ class Kinds:
         self._warned: set[str] = set()
 
     def copy(self) -> Kinds:
-        """Copied at once, because other threads add to them."""
+        """A copy, made in one operation because other threads may add kinds meanwhile."""
         made = Kinds()
         made._runners = self._runners.copy()
         made._differentiable = self._differentiable.copy()
@@ -56,10 +56,9 @@ class Kinds:
         *,
         differentiated: bool = False,
     ) -> Runner:
-        """How weight sets run for these tasks. The first tasks of a kind are checked: that the
-        model takes them and its outputs fit the targets, and, where they are ``differentiated``,
-        that it has the second derivatives that the gradient rule takes. What is wrong is refused or
-        said."""
+        """How weight sets run for these tasks. The first tasks of a kind are checked: the model
+        must accept them, its outputs must fit the targets and, with ``differentiated``, it must
+        have the second derivatives that the gradient rule needs. A problem raises or warns."""
         like = learner.reference
         described = [(t.shape[1:], t.dtype, t.device) for t in (x, y)]
         kind = (like.dtype, like.device, *described, classes, str(plan))
@@ -84,7 +83,7 @@ class Kinds:
         layout: Layout,
         plan: Mapping[str, NormStats] | None = None,
     ) -> Runner:
-        """How weight sets run for these tasks, tried on two of them and two samples."""
+        """How weight sets run for these tasks, found by a trial with two tasks and two samples."""
         chosen = choose(
             learner.model,
             learner.execution,
@@ -98,13 +97,13 @@ class Kinds:
         settled, set_aside = settle(energy, start, chosen, learner.execution)
         if set_aside:
             self.warn(
-                f"{set_aside} for this model and these inputs, so the slower way is taken "
-                f'({settled.strategy}; execution="loop" takes the loop without a trial)'
+                f"{set_aside} for this model and these inputs, so a slower strategy is used "
+                f'({settled.strategy}; execution="loop" skips the trial)'
             )
         return settled
 
     def warn(self, sentence: str) -> None:
-        """Say something once."""
+        """Give a warning, once per learner."""
         if sentence not in self._warned:
             warnings.warn(sentence, RuntimeWarning, stacklevel=6)
             self._warned.add(sentence)
@@ -119,7 +118,7 @@ def _trial(
     plan: Mapping[str, NormStats] | None,
     runner: Runner,
 ) -> tuple[TaskEnergy, Tensor]:
-    """The energy of a few tasks, and where its solution starts."""
+    """The energy of a few tasks, and the solver's starting point."""
     noise = learner.draw(0, tuple(range(len(x))), layout, samples)
     energy = learner.energy(x, y, noise, layout, plan, runner)
     return energy, learner.belief.start(energy.meta.prior, len(x))

@@ -1,4 +1,4 @@
-"""MetaLearner: beliefs, solver, gradient rule and objective around one `nn.Module`."""
+"""What is a learner? `MetaLearner`: belief, solver, gradient rule, objective and one module."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ from ibaml.words import ObjectiveName
 class MetaLearner(LearnerState):
     """Learns a prior over the weights of ``model`` from batches of tasks.
 
-    ``learner(batch)`` is an ordinary differentiable scalar, so any PyTorch training loop works
-    around it; ``learner.adapt(x, y)`` gives the posterior of a new task. The model's own parameters
+    ``learner(batch)`` is an ordinary differentiable scalar, so it works in any PyTorch training
+    loop; ``learner.adapt(x, y)`` returns the posterior of a new task. The model's own parameters
     are the prior means (or the shared weights): training the learner trains them in place. The
-    model runs in evaluation mode throughout: dropout is off, because a task's energy has to be one
-    deterministic function; batch norm uses the statistics that ``norm_stats`` says. Adapting and
-    predicting may be done by any number of threads, training by one at a time.
+    model always runs in evaluation mode: dropout is off, because a task's energy has to be one
+    deterministic function, and ``norm_stats`` says which statistics batch norm uses. Any number of
+    threads may adapt and predict; only one at a time may train.
 
     Args:
         model: any module with one input and one output tensor.
@@ -73,23 +73,23 @@ class MetaLearner(LearnerState):
             ``"abml"``.
         likelihood: None (categorical for integer targets, Gaussian with σ = 1 for floating ones), a
             `Likelihood`, or any callable (outputs, y) -> nll per example.
-        adapt, freeze: which weights are adapted to every task, and which nobody changes; the rest
+        adapt, freeze: which weights are adapted to every task, and which never change; the rest
             is shared. See `ibaml.weights.assign_roles`.
         tie_head: tie the prior of the last linear layer over its rows, so that a prior trained on W
             classes serves any number of them.
         samples: Monte-Carlo samples S of the energy.
         noise: ``"independent"`` or ``"antithetic"`` pairs.
         beta: β of κ = β/N; 1 is Bayes, below 1 a tempered posterior.
-        learn_beta: meta-learn log β, from ``beta`` (not under the first-order rule).
-        init_log_var: ρ at the start, a number for all weights.
+        learn_beta: meta-learn log β, starting from ``beta`` (not under the first-order rule).
+        init_log_var: the initial ρ, one number for all weights.
         execution: ``"auto"``, ``"loop"``, ``"vmap"``, ``"fold"`` or ``"head"``.
         precision: ``"full"``, or ``"bfloat16"`` for activations and convolutions where tasks are
-            folded (an accelerator): about half the memory, and rougher gradients
+            folded (on an accelerator): about half the memory, less accurate gradients
             (benchmarks/results/meta_step_h200.txt).
         capture: record the meta-step as one CUDA graph on the third batch of a kind and replay it
-            from then on; None: on an accelerator, where the model can be recorded and the solver
-            does not stop early (or only the head is adapted). A recording keeps the memory of its
-            meta-step.
+            from then on. None does so on an accelerator, if the model can be recorded and the
+            solver does not stop early (or only the head is adapted). A recording keeps the memory
+            of its meta-step.
         diagnose: evaluate E and ∇E at every solution for `diagnostics` (one more evaluation).
 
     Most people build one with `ibaml.methods`.
@@ -133,7 +133,7 @@ class MetaLearner(LearnerState):
         )  # fmt: skip
         self.selection = adapt
         self.adapts_head = isinstance(adapt, str) and adapt == "head"
-        self.inputs: Inputs | None = None  # how raw inputs are prepared, where that is known
+        self.inputs: Inputs | None = None  # how raw inputs are prepared, if known
         self.solver = solver
         self.gradient = gradient
         self.objective = default_objective(gradient) if objective is None else objective
@@ -144,7 +144,7 @@ class MetaLearner(LearnerState):
         self.execution: Execution = execution
         self.precision: Precision = precision
         self.capture = capture
-        # how the last training call ran; every call decides anew
+        # how the last training call ran; every call decides again
         self._run = choose(model, execution, roles.adapted, precision=precision)
         self._kinds = Kinds()
         self._diagnostics: Diagnostics | None = None
@@ -173,15 +173,15 @@ class MetaLearner(LearnerState):
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        # the record of the last call holds tensors of a graph, and the meta-step that is going on
-        # is not the copy's: it starts without them
+        # the record of the last call holds tensors of a graph, and a meta-step that is running
+        # belongs to the original: a copy starts without either
         new = {"_diagnostics": None, "_captures": Captures(), "_statistics": None}
         return {**self.__dict__, **new, "_kinds": self._kinds.copy()}
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """What happened in the last call until now, per task: a record that does not change. Read
-        it after ``backward()`` for the linear solves behind the gradient."""
+        """What has happened in the last call so far, per task. The returned record does not change:
+        read it after ``backward()`` to see the linear solves behind the gradient."""
         if self._diagnostics is None:
             raise RuntimeError("no diagnostics yet: call the learner on a TaskBatch first")
         return self._diagnostics.snapshot()
@@ -189,7 +189,7 @@ class MetaLearner(LearnerState):
     @property
     def strategy(self) -> str:
         """How weight sets run through the network (``"loop"``, ``"vmap"``, ``"fold"``, ``"head"``),
-        and whether meta-steps are replayed, or why they cannot be."""
+        and whether meta-steps are replayed, or why not."""
         if self._captures:
             return f"{self._run.strategy}, captured"
         refused = self._captures.refused
@@ -206,7 +206,7 @@ class MetaLearner(LearnerState):
         """
         if not isinstance(batch, TaskBatch):
             raise TypeError(f"a TaskBatch is needed, got {type(batch).__name__}")
-        graph = torch.is_grad_enabled()  # inference_mode(False) would switch it on
+        graph = torch.is_grad_enabled()  # inference_mode(False) below switches gradients on
         with training(self.model), torch.inference_mode(False), torch.set_grad_enabled(graph):
             if batch.support_x.is_inference():
                 batch = batch.clone()
@@ -224,8 +224,8 @@ class MetaLearner(LearnerState):
             return step.loss
 
     def runner_for(self, batch: TaskBatch) -> Runner:
-        """Check the tasks and the model on them, once for every kind of tasks, as `Kinds.runner`
-        says. Returns how weight sets run through the network."""
+        """Check the tasks, and the model on them, once for every kind of tasks (`Kinds.runner`).
+        Returns how weight sets run through the network."""
         self.model.eval()
         layout = self.layout.for_classes(batch.classes or 0)
         return self._kinds.runner(
@@ -234,7 +234,8 @@ class MetaLearner(LearnerState):
         )  # fmt: skip
 
     def meta_step(self, batch: TaskBatch, seed: int | Tensor) -> MetaStep:
-        """The mean meta-loss, without a look at values; ``seed`` may be the tasks' roots."""
+        """The mean meta-loss, computed without reading any value on the host (so that it can be
+        recorded). ``seed`` may be the tasks' roots."""
         support, query = self.problem(batch, seed)
         reads, support, query, rate = Reads.through(support, query, self._rate(support.layout))
         start = self.belief.start(support.meta.prior, len(batch))
@@ -245,12 +246,12 @@ class MetaLearner(LearnerState):
             losses = self.objective(v, support, query)
             if not passes and norm_layers(watched):
                 with torch.no_grad():
-                    support.outputs(v)  # no query pass: the statistics are the support's
+                    support.outputs(v)  # no query pass: take the support set's statistics
         return MetaStep.of(losses, record, passes, reads)
 
     def problem(self, batch: TaskBatch, seed: int | Tensor) -> tuple[TaskEnergy, TaskEnergy]:
-        """The energies of the support sets (what is solved) and of the query sets (what the
-        objective reads), with the noise that belongs to the seed."""
+        """The energies of the support sets (minimized by the solver) and of the query sets (read by
+        the objective), with the noise of this seed."""
         layout = self.layout.for_classes(batch.classes or 0)
         x, y = batch.support_x, batch.support_y
         run = self._kinds.runner(self, x, y, batch.classes, layout)
@@ -274,7 +275,7 @@ class MetaLearner(LearnerState):
         *,
         run: Runner,
     ) -> TaskEnergy:
-        """The energy of support sets, with the noise of adaptation."""
+        """The energy of support sets, with the noise used in adaptation."""
         draw = partial(self.draw, seed, keys, layout, self.samples)
         energy = self.energy(x, y, draw(), layout, plan, run)
         return replace(energy, redraw=lambda step: draw(step=step + 1))
@@ -288,8 +289,8 @@ class MetaLearner(LearnerState):
         plan: Mapping[str, NormStats] | None = None,
         run: Runner | None = None,
     ) -> TaskEnergy:
-        """The energy of tasks with support inputs x (T, N, …), targets y and noise (T, S, n), whose
-        weight sets run as ``run`` says, or else as is found out here."""
+        """The energy of tasks with support inputs x (T, N, …), targets y and noise (T, S, n).
+        ``run`` runs the weight sets; without it a way is chosen here."""
         layout = self.layout if layout is None else layout
         run = self._kinds.settle(self, x, y, layout, plan) if run is None else run
         plan = self.norm_plan("batch") if plan is None else plan
@@ -321,14 +322,14 @@ class MetaLearner(LearnerState):
         """The posterior of one task from its support set x (N, …), y (N, …), tensors or arrays; the
         learner is not changed. Without examples (N = 0) the posterior is the prior.
 
-        With a tied head labels may be anything (text, whole numbers, true and false): they come
-        back as they went in, and ``posterior.classes`` names the columns of probabilities. Else
+        With a tied head, labels may be anything (text, whole numbers, true and false): predictions
+        return them unchanged, and ``posterior.classes`` names the columns of probabilities. Else
         they are 0 … W−1, the head's rows.
 
         Args:
-            generator: where the noise's seed comes from; without one it is always the same.
+            generator: draws the seed of the noise; without one the seed is always the same.
             classes: for a tied head, the names of the classes in the order of the columns, or their
-                number (labels are then 0 … number − 1); those that occur, sorted, unless given.
+                number (labels are then 0 … number − 1); by default the labels in y, sorted.
             norm_stats: batch norm's statistics: ``"batch"``, ``"support"`` or ``"running"``. The
                 default is ``"running"`` for shared layers and ``"support"`` for adapted ones.
         """
@@ -356,8 +357,8 @@ class MetaLearner(LearnerState):
         self, batch: TaskBatch, *, seed: int = 0, norm_stats: NormStats | None = None
     ) -> Posteriors:
         """The posteriors of all tasks of the batch, solved together. Task t's noise depends on
-        ``seed`` and ``batch.keys[t]`` alone. A task that diverged has the prior as its posterior,
-        and ``solution.diverged`` says so."""
+        ``seed`` and ``batch.keys[t]`` alone. The posterior of a task that diverged is the prior;
+        ``solution.diverged`` marks such tasks."""
         return self._adapt(
             batch.support_x, batch.support_y, seed, batch.task_keys, batch.classes, norm_stats
         )
@@ -396,7 +397,7 @@ class MetaLearner(LearnerState):
             else:  # no examples: nothing to solve, and no support statistics
                 plan = {n: "running" if k == "support" else k for n, k in plan.items()}
                 x, y = (t.new_zeros((len(t), 1, *t.shape[2:])) for t in (x, y))
-                run = self._run.plain()  # nothing to try a faster way on
+                run = self._run.plain()  # without examples a faster strategy cannot be tried
                 energy = self._support(x, y, seed, keys, layout, plan, run=run)
                 v = self.belief.start(energy.meta.prior, len(x))
             v = v.detach().clone()
@@ -436,7 +437,7 @@ class MetaLearner(LearnerState):
         )
 
     def _rate(self, layout: Layout) -> Tensor | None:
-        """The learned step sizes, where the solver reads them."""
+        """The learned step sizes, if the solver reads them."""
         return self.rate(layout) if getattr(self.solver, "learn_lr", False) else None
 
     def extra_repr(self) -> str:

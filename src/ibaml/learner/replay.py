@@ -1,4 +1,4 @@
-"""Is a meta-step recorded and replayed? On an accelerator, where nothing keeps it from that."""
+"""Is a meta-step recorded and replayed? On an accelerator, unless something prevents it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def replayed(
     seed: int,
     run: Runner,
 ) -> MetaStep | None:
-    """The meta-step by replay, where it was (or can be) recorded."""
+    """The meta-step by replay, if it was (or can be) recorded."""
     if learner.capture is False or not torch.is_grad_enabled() or wants_gradients(batch):
         return None
     if learner.capture is None and stops_early(learner.solver) and run.head is None:
         return None
     if not can_record(batch.support_x.device):
         if learner.capture:
-            raise ValueError("capture=True is for a CUDA device: move model and tasks to it")
+            raise ValueError("capture=True needs a CUDA device: move model and tasks to it")
         return None
     choices = (
         learner.belief, learner.solver, learner.gradient, learner.objective, learner.samples,

@@ -1,8 +1,8 @@
 """What does a learner hold, and which of it is learned?
 
-The model's own parameters are the prior means (or shared weights); beside them stand the prior's
-other parameters (log-variances, say), the rows of a tied head's prior, learned step sizes and a
-learned β.
+The model's own parameters are the prior means (or shared weights). Besides them the learner holds
+the prior's other parameters (log-variances, say), the rows of a tied head's prior, learned step
+sizes and a learned β.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ibaml.weights import Belief, Layout, PriorParameters, Roles, parameter_key
 
 
 class LearnerState(nn.Module):
-    """The tensors of a learner: moved, saved, copied and iterated over as those of any module."""
+    """The tensors of a learner, which move, save, copy and iterate like those of any module."""
 
     log_beta: nn.Parameter | None
 
@@ -53,7 +53,7 @@ class LearnerState(nn.Module):
         self.model = model
         self.belief = belief
         self.roles = roles
-        self._statistics: Statistics | None = None  # being gathered
+        self._statistics: Statistics | None = None  # those of the running meta-step
         parameters = dict(model.named_parameters())
         rows = frozenset(roles.head if tie_head else ())
         self.layout = Layout(
@@ -77,7 +77,7 @@ class LearnerState(nn.Module):
         log_beta = None if init_beta is None else reference.new_tensor(math.log(init_beta))
         self.register_parameter("log_beta", None if log_beta is None else nn.Parameter(log_beta))
         self._not_learned = frozenset({*roles.frozen, *rows})
-        # what DistributedDataParallel must not wait for
+        # parameters that DistributedDataParallel must not wait for
         self._ddp_params_and_buffers_to_ignore = [f"model.{n}" for n in self._not_learned]
         likelihood.to(device=reference.device, dtype=reference.dtype)
         self.train(model.training)
@@ -85,8 +85,8 @@ class LearnerState(nn.Module):
     # --- as a module -----------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode concerns the learner (running statistics); the model stays in evaluation
-        mode."""
+        """Training mode affects only the learner (running statistics); the model stays in
+        evaluation mode."""
         with self._held():
             super().train(mode)
             self.model.eval()
@@ -95,7 +95,7 @@ class LearnerState(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Exactly the meta-parameters: what is frozen is part of the state, but not of these."""
+        """Exactly the meta-parameters. Frozen weights are in `state_dict`, but not here."""
         dot = "." if prefix else ""
         hidden = {f"{prefix}{dot}model.{n}" for n in self._not_learned}
         with self._held():
@@ -119,7 +119,7 @@ class LearnerState(nn.Module):
         return made
 
     def _held(self) -> AbstractContextManager[Any]:
-        """Inside, no other thread runs the network: its tensors are the learner's."""
+        """Inside, no other thread runs the network, so its tensors are the learner's own."""
         return held(self.model, self.likelihood)
 
     # --- what is read ----------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class LearnerState(nn.Module):
 
     @property
     def reference(self) -> Tensor:
-        """A tensor of the learner's device and dtype."""
+        """A tensor that has the learner's device and dtype."""
         return self.weights()[self.roles.adapted[0]]
 
     def meta_parameters(self, layout: Layout | None = None) -> MetaParameters:
@@ -150,7 +150,7 @@ class LearnerState(nn.Module):
         )
 
     def constants(self, plan: Mapping[str, NormStats]) -> dict[str, Tensor | None]:
-        """What the network reads and nobody learns: frozen weights, and buffers as the plan of
+        """What the network reads but nothing learns: frozen weights, and buffers as the plan for
         batch norm's statistics says."""
         parameters = self.weights()
         constants: dict[str, Tensor | None] = {n: parameters[n].detach() for n in self.roles.frozen}
@@ -160,7 +160,7 @@ class LearnerState(nn.Module):
         return constants
 
     def rate(self, layout: Layout) -> Tensor | None:
-        """The learned step sizes as a vector, where there are any."""
+        """The learned step sizes as a vector, if there are any."""
         if not len(self.log_lr):
             return None
         rates = [
@@ -170,8 +170,8 @@ class LearnerState(nn.Module):
         return torch.cat(rates)
 
     def watched(self) -> tuple[tuple[Tensor, int], ...]:
-        """What predictions of a posterior read besides it: tensors that training changes, each with
-        its version now."""
+        """The tensors that predictions read and training changes, each with its current version: a
+        posterior uses them to notice that it is out of date."""
         with self._held():
             parameters = dict(self.model.named_parameters())
             constant = [parameters[n] for n in (*self.roles.shared, *self.roles.frozen)]
@@ -181,7 +181,7 @@ class LearnerState(nn.Module):
     # --- batch norm's statistics -----------------------------------------------------------------
 
     def norm_plan(self, norm_stats: NormStats | None) -> Plan:
-        """Which statistics every batch-norm layer uses; frozen layers always their running ones."""
+        """Which statistics every batch-norm layer uses. Frozen layers always use running ones."""
         roles = self.roles
         with held(self.model):
             return plan_norms(self.model, norm_stats, roles.adapted, roles.shared, roles.frozen)
@@ -189,8 +189,8 @@ class LearnerState(nn.Module):
     @contextmanager
     def one_meta_step(self) -> Iterator[Statistics]:
         """Count all calls inside as one meta-step: batch norm's running statistics move once, at
-        the end, over the tasks of all of them. Yields the sums, to be added up over processes
-        before the end."""
+        the end, by the tasks of all calls. Yields the sums, so that several processes can add
+        theirs up before the end."""
         with training(self.model):
             with self._held():
                 self._statistics = Statistics(self.model, self.norm_plan("batch"))
@@ -202,7 +202,7 @@ class LearnerState(nn.Module):
                 self._statistics = None
 
     def add_statistics(self, passes: list[Moments]) -> None:
-        """What batch norm saw counts for the meta-step that is going on, or is one by itself."""
+        """Add what batch norm saw to the running meta-step; without one it is a step by itself."""
         if self._statistics is not None:
             self._statistics.add(passes)
         elif passes:

@@ -1,4 +1,4 @@
-"""What is one task's support set, as a person has it: tensors or arrays, labels of any kind?"""
+"""How does a user's support set (tensors or arrays, labels of any kind) become tensors?"""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ibaml.labels import as_tensor, encoded, is_numbers
 
 @dataclass(frozen=True)
 class SupportSet:
-    """Inputs (N, …) and targets (N, …) as tensors; ``classes`` names the columns of probabilities,
-    None where labels came as the rows of the head."""
+    """Inputs (N, …) and targets (N, …) as tensors. ``classes`` names the columns of probabilities;
+    None if the labels are rows of the head already."""
 
     x: Tensor
     y: Tensor
@@ -33,12 +33,12 @@ def support_set(
     any_labels: bool,
     likelihood: Likelihood,
 ) -> SupportSet:
-    """The support set, checked: what is wrong is refused here, in words about x and y.
+    """The checked support set. Errors here are about x and y.
 
     Args:
-        classes: the names of the classes, or their number; those that occur unless given.
-        dtype: of floating inputs and targets that are no tensors yet.
-        any_labels: whether labels may be anything (a tied head), or are the head's rows.
+        classes: the names of the classes, or their number; by default the labels that occur.
+        dtype: the dtype for floating inputs and targets that are not tensors yet.
+        any_labels: whether labels may be anything (a tied head) or must be the head's rows.
     """
     x = as_tensor(x, "x", dtype)
     names: tuple[Any, ...] | None = None
@@ -49,7 +49,7 @@ def support_set(
         y = y.long() if y.dtype == torch.bool else y
     else:
         raise ValueError(
-            "y holds labels that are no numbers: a head with a row for every class takes 0 … "
+            "y holds labels that are not numbers: a head with one row per class takes 0 … "
             "W − 1; make the learner with tie_head=True for labels of any kind"
         )
     if x.dim() < 1 or y.dim() < 1 or x.shape[0] != y.shape[0]:
@@ -61,7 +61,7 @@ def support_set(
         if t.is_floating_point() and not bool(t.isfinite().all()):
             raise ValueError(f"{name} holds a NaN or an infinity")
     if 0 in x.shape[1:]:
-        raise ValueError(f"x has shape {tuple(x.shape)}: an example holds no number")
+        raise ValueError(f"x has shape {tuple(x.shape)}: its examples are empty")
     if likelihood.takes_labels(y) and y.dim() == 2 and y.shape[1] == 1:
         raise ValueError(
             f"y has shape {tuple(y.shape)}; labels are one number per example, (N,): "

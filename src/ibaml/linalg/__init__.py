@@ -1,4 +1,4 @@
-"""How ``H u = b`` is solved with products only; this room knows nothing but a matvec."""
+"""How is ``H u = b`` solved with products only? These files know H as a function, nothing else."""
 
 from ibaml.linalg.cg import ConjugateGradient
 from ibaml.linalg.dense import Dense, dense_matrix

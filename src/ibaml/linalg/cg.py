@@ -1,7 +1,7 @@
-"""Conjugate gradients, many systems at once, without host synchronization.
+"""How do conjugate gradients solve many systems at once, without waiting for the device?
 
-Every scalar of the method is kept per system, and a system that is finished (or ill) is frozen by a
-mask, so that it never touches its neighbors.
+Every scalar of the method is kept per system, and a mask freezes a system that is finished or has
+failed, so that it never affects its neighbors.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class ConjugateGradient:
     Args:
         steps: at most this many products with H (the paper's L).
         tol: stop a system at ‖b − Hu‖ ≤ tol·‖b‖. ``None`` takes exactly ``steps`` steps (systems
-            solved to machine precision rest) and never waits for the device.
-        precondition: use the preconditioner that comes with the system, where one does.
+            solved to machine precision stay as they are) and never waits for the device.
+        precondition: use the preconditioner of the system, if it has one.
         start: ``"zero"``, or ``"preconditioned"`` for the warm start u₀ = M⁻¹b.
-        refresh: recompute the true residual after this many steps, against drift.
-        recorded: at most this many steps in a CUDA recording, where nobody may look at the
-            residual and all steps are taken; None: ``steps``.
+        refresh: recompute the true residual after this many steps, against rounding drift.
+        recorded: at most this many steps in a CUDA recording, where the residual cannot be read
+            and all steps are taken; None for ``steps``.
 
     A direction of negative curvature stops its system at the iterate before it.
 
@@ -80,7 +80,7 @@ class ConjugateGradient:
         z = solve(r)
         p, rz = z, dot(r, z)
         mp = r  # M p, without a product with M
-        largest = torch.zeros_like(rz)  # Rayleigh quotient, the scale against which zero is judged
+        largest = torch.zeros_like(rz)  # Rayleigh quotient, the scale that zero is compared with
         steps = torch.zeros_like(rz, dtype=torch.long)
         reason = torch.full_like(steps, Reason.STEPS)
         reason = torch.where(norm(r) <= target, Reason.CONVERGED, reason)

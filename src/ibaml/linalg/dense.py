@@ -1,4 +1,4 @@
-"""The exact solver: build H column by column and factor it. The oracle; right for small models."""
+"""How is a system solved exactly? Build H column by column and factor it, for small models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ibaml.linalg.result import LinearSolution, MatVec, Reason, relative_residua
 
 
 def dense_matrix(matvec: MatVec, like: Tensor) -> Tensor:
-    """The matrix of ``matvec`` for vectors shaped as ``like`` (..., n), as (..., n, n)."""
+    """The matrix of ``matvec`` for vectors shaped like ``like`` (..., n), as (..., n, n)."""
     columns = []
     for i in range(like.shape[-1]):
         unit = torch.zeros_like(like)
@@ -24,8 +24,8 @@ def dense_matrix(matvec: MatVec, like: Tensor) -> Tensor:
 class Dense:
     """Solve ``H u = b`` exactly for a symmetric H, definite or not; n products and O(n³) work.
 
-    A singular H (to working precision) is reported, and gets the minimum-norm solution H†b; an
-    indefinite one is reported as negative curvature and solved all the same.
+    A singular H (to working precision) is reported, and the result is the minimum-norm solution
+    H†b. An indefinite H is reported as negative curvature and solved all the same.
 
     >>> A = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     >>> Dense()(lambda u: u @ A, torch.tensor([3.0, 5.0])).value

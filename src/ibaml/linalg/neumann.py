@@ -1,4 +1,4 @@
-"""The Neumann series: the simplest solver with products only, H⁻¹ = η Σₖ (I − ηH)ᵏ."""
+"""How does the Neumann series solve a system? With products only: H⁻¹ = η Σₖ (I − ηH)ᵏ."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from ibaml.linalg.result import (
 
 @dataclass(frozen=True)
 class Neumann:
-    """Solve ``H u = b`` by u ← u + η·M⁻¹(b − H u), M⁻¹ the preconditioner that comes with the
-    system.
+    """Solve ``H u = b`` by u ← u + η·M⁻¹(b − H u), where M⁻¹ is the preconditioner of the system.
 
     Args:
         steps: terms of the series after the first (products with H).
         scale: η; converges for η < 2/λ_max(M⁻¹H). ``None`` estimates λ_max by ``power_steps``
             products with H.
-        power_steps: products spent on that estimate.
+        power_steps: how many products that estimate takes.
 
     >>> Neumann(steps=50, scale=0.4)(lambda u: 2 * u, torch.tensor([2.0])).value
     tensor([1.])
@@ -74,7 +73,7 @@ class Neumann:
         return LinearSolution(u, steps, relative_residual(r, b), reason)
 
     def _largest(self, matvec: MatVec, b: Tensor, solve: MatVec) -> Tensor:
-        """Largest eigenvalue of M⁻¹H by power iteration from a fixed, rough vector."""
+        """Largest eigenvalue of M⁻¹H by power iteration from a fixed vector."""
         n = b.shape[-1] if b.dim() else 1
         rough = torch.sin(1.0 + torch.arange(n, dtype=b.dtype, device=b.device) ** 2)
         p = rough.expand_as(b) if b.dim() else rough[0]

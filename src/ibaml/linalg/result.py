@@ -1,7 +1,7 @@
-"""What a linear solve returns: the value, and what happened on the way, per task.
+"""What does a linear solve return? The value and what happened, per task.
 
 Vectors have the shape (..., n): the last dimension is the vector, the ones before it are
-independent systems (tasks). A vector of shape (n,) is one system, a scalar a system of one unknown.
+independent systems (tasks). A vector of shape (n,) is one system; a scalar has one unknown.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MatVec = Callable[[Tensor], Tensor]
 class Reason(IntEnum):
     """Why an iterative routine stopped; stored per task as an integer tensor."""
 
-    STEPS = 0  # all the steps it was given were taken
+    STEPS = 0  # it took all the steps it was given
     CONVERGED = 1  # the tolerance (or machine precision) was reached
     NEGATIVE_CURVATURE = 2  # the operator is not positive definite along a direction
     SINGULAR = 3  # the operator is singular to working precision
     NONFINITE = 4  # an infinity or a NaN appeared
     STALLED = 5  # no step made progress any more
-    DIVERGED = 6  # what was to be minimized grew beyond measure
+    DIVERGED = 6  # the minimized function grew far too large
 
     @property
     def sentence(self) -> str:
@@ -54,8 +54,8 @@ class LinearSolution:
 class LinearSolver(Protocol):
     """Solve ``H u = b`` with products only.
 
-    ``precondition`` takes r to about H⁻¹ r, by something symmetric and positive definite (for a
-    task: the inverse of the prior's precision); a solver may use it at every step, or to begin.
+    ``precondition`` maps r to about H⁻¹ r and is symmetric and positive definite (for a task: the
+    inverse of the prior's precision). A solver may use it at every step, or only to begin.
     """
 
     def __call__(
@@ -64,12 +64,12 @@ class LinearSolver(Protocol):
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of every system on its own, its dimension kept for broadcasting."""
+    """Inner product per system; its dimension is kept for broadcasting."""
     return (a * b).sum(-1, keepdim=True) if a.dim() else a * b
 
 
 def norm(a: Tensor) -> Tensor:
-    """Euclidean norm of every system, scaled against overflow and underflow."""
+    """Euclidean norm per system, scaled against overflow and underflow."""
     scale = a.abs().amax(-1, keepdim=True) if a.dim() else a.abs()
     scale = torch.where((scale > 0) & scale.isfinite(), scale, torch.ones_like(scale))
     return scale * dot(a / scale, a / scale).sqrt()
@@ -87,11 +87,11 @@ def relative_residual(r: Tensor, b: Tensor) -> Tensor:
 
 
 def all_done(active: Tensor) -> bool:
-    """Whether no system (or task) is active any more. Nobody looks while a CUDA graph is recorded:
-    masks keep what is done as it is, and all steps are taken."""
+    """Whether no system (or task) is active any more. Always False while a CUDA graph is recorded:
+    all steps are then taken, and masks keep finished systems as they are."""
     return not is_recorded(active) and not bool(active.any())
 
 
 def is_recorded(t: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded, so that no value may be looked at."""
+    """Whether a CUDA graph is being recorded, so that no value may be read on the host."""
     return t.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""Backbones: an MLP, Conv4 and ResNet-12."""
+"""Which backbones are there? An MLP, Conv4 and ResNet-12."""
 
 from ibaml.nn.conv4 import Conv4, conv4
 from ibaml.nn.mlp import mlp

@@ -1,4 +1,4 @@
-"""Conv4: the four-block convolutional network of the few-shot literature (and of the paper)."""
+"""What is Conv4? The four-block convolutional network of the few-shot literature and the paper."""
 
 from __future__ import annotations
 

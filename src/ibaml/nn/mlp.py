@@ -1,4 +1,4 @@
-"""A multilayer perceptron."""
+"""What is the multilayer perceptron?"""
 
 from __future__ import annotations
 

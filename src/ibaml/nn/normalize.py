@@ -1,4 +1,4 @@
-"""The normalization layers a backbone can be built with."""
+"""Which normalization layers can a backbone have?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Norm = Literal["batch", "group", "none"]
 
 
 def norm_layer(norm: Norm, channels: int) -> nn.Module:
-    """Batch norm; group norm with at most 8 groups (a task's statistics never mix); or none."""
+    """Batch norm; group norm with at most 8 groups (statistics of one example only); or none."""
     check_word("norm", norm, ("batch", "group", "none"))
     if norm == "batch":
         return nn.BatchNorm2d(channels)

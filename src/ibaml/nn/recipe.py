@@ -1,4 +1,4 @@
-"""How was a backbone built? A few plain values, so that a saved learner can build it again."""
+"""How was a backbone built? A few plain values, from which a saved learner builds it again."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 def remember(net: Net, name: str, **arguments: Any) -> Net:
-    """The network, which knows its recipe from now on."""
+    """The network, with its recipe attached."""
     net.recipe = {"name": name, **arguments}  # type: ignore[assignment]
     return net
 
 
 def recipe_of(net: nn.Module) -> dict[str, Any] | None:
-    """The recipe of a network that is still as it was built; None for a module of one's own."""
+    """The recipe of a network that has not changed since it was built; None for other modules."""
     recipe = getattr(net, "recipe", None)
     if not isinstance(recipe, dict):
         return None
@@ -33,11 +33,11 @@ def backbone(name: str) -> ModuleType:
 
 
 def build(recipe: dict[str, Any]) -> nn.Module:
-    """The network of a recipe, with weights of its own."""
+    """The network of a recipe, with new weights."""
     arguments = dict(recipe)
     name = arguments.pop("name", None)
     if name not in BACKBONES:
-        raise ValueError(f"there is no backbone {name!r}: there are {', '.join(BACKBONES)}")
+        raise ValueError(f"there is no backbone {name!r}; use one of {', '.join(BACKBONES)}")
     net: nn.Module = getattr(backbone(name), name)(**arguments)
     return net
 

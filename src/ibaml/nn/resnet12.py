@@ -1,4 +1,4 @@
-"""ResNet-12: the residual network of the few-shot literature."""
+"""What is ResNet-12? The residual network of the few-shot literature."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Block(nn.Module):
 
 
 class ResNet12(nn.Module):
-    """Four residual blocks, the mean over the image, a linear head."""
+    """Four residual blocks, a mean over the image, and a linear head."""
 
     def __init__(self, ways: int, in_channels: int, widths: Sequence[int], norm: Norm) -> None:
         super().__init__()
@@ -60,8 +60,8 @@ def resnet12(
     widths: Sequence[int] = (64, 128, 256, 512),
     norm: Norm = "batch",
 ) -> ResNet12:
-    """ResNet-12 (about 8 million weights with the default widths; 64, 160, 320, 640 is the wide
-    one, 12 million)."""
+    """ResNet-12: about 8 million weights with the default widths, 12 million with the wide ones
+    (64, 160, 320, 640)."""
     return remember(
         ResNet12(ways, in_channels, widths, norm),
         "resnet12", ways=ways, in_channels=in_channels, widths=list(widths), norm=norm,

@@ -1,4 +1,4 @@
-"""How a task is solved: (energy, start) -> solution, with a record of what happened."""
+"""How is a task solved? (energy, start) -> solution, with a record of what happened."""
 
 from ibaml.solve.adam import Adam
 from ibaml.solve.base import Descent, Progress, Rate, Solution, Solver, energy_and_gradient

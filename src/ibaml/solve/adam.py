@@ -1,4 +1,4 @@
-"""Adam, for inner problems whose weights live on different scales."""
+"""How does Adam solve a task? For problems whose weights have different scales."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Adam(Descent):
         first = self.beta1 * first + (1 - self.beta1) * gradient
         second = self.beta2 * second + (1 - self.beta2) * gradient.square()
         corrected = second / (1 - self.beta2 ** (step + 1))
-        # a gradient that is exactly zero has no derivative under the root: its step is zero
+        # the root has no derivative at a gradient of exactly zero: its step is zero
         size = torch.where(corrected > 0, corrected, torch.ones_like(corrected)).sqrt()
         size = torch.where(corrected > 0, size, torch.zeros_like(size)) + self.eps
         return v - rate * (first / (1 - self.beta1 ** (step + 1))) / size, (first, second)

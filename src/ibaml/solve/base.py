@@ -1,4 +1,4 @@
-"""What a solve returns, and the loop that every first-order solver shares."""
+"""What is a solver, what does it return, and which loop do all first-order solvers share?"""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _TOO_MUCH = 10  # an energy that grew by this factor was not minimized
 class Solution:
     """A solution of every task and what happened on the way, per task.
 
-    ``gradient`` and ``energy_after`` are those where the solver ended, None where nobody asked for
-    them. A task whose iterates stopped being finite, or whose energy grew beyond measure, is
-    ``diverged`` and has its start as value.
+    ``gradient`` and ``energy_after`` are those at the last iterate; None if not asked for. A task
+    whose iterates stopped being finite, or whose energy grew far too large, is ``diverged`` and has
+    its start as value.
     """
 
     value: Tensor
@@ -43,7 +43,7 @@ class Solution:
 
 
 class Solver(Protocol):
-    """Minimize an energy from a start. Solvers are frozen values: their fields are their levers."""
+    """Minimize an energy from a start. Solvers are frozen dataclasses; their fields are options."""
 
     @property
     def steps(self) -> int: ...
@@ -54,21 +54,21 @@ class Solver(Protocol):
         """Minimize ``energy`` without a graph.
 
         Args:
-            rate: step sizes (dim,) in place of the solver's own (a learned step size).
-            examine: evaluate E and ∇E at the solution, one more evaluation.
+            rate: step sizes (dim,) that replace the solver's own (learned step sizes).
+            examine: evaluate E and ∇E at the solution (one more evaluation).
         """
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a first-order solver is: the iterate, its memory (moments), and the record so far."""
+    """The state of a first-order solver: the iterate, its memory (moments), the record so far."""
 
     v: Tensor
     memory: tuple[Tensor, ...]
     steps: Tensor
     reason: Tensor
     energy_before: Tensor
-    grew_too_much: Tensor  # whether the energy grew beyond measure on the way
+    grew_too_much: Tensor  # whether the energy grew far too large on the way
 
 
 def energy_and_gradient(
@@ -84,7 +84,8 @@ def energy_and_gradient(
 
 
 def resolve_rate(rate: Rate, slots: tuple[Slot, ...], like: Tensor) -> Tensor | float:
-    """A number, or patterns over slot names (the first that matches counts) as a vector (dim,)."""
+    """The step sizes: a number as it is; patterns over slot names (the first match counts) as a
+    vector (dim,)."""
     if not isinstance(rate, Mapping):
         return rate
     vector = like.new_empty(like.shape[-1])
@@ -103,7 +104,7 @@ def resolve_rate(rate: Rate, slots: tuple[Slot, ...], like: Tensor) -> Tensor | 
         names = [name for name, _, _ in slots]
         pattern = sorted(unused)[0]
         near = get_close_matches(pattern, names, n=1, cutoff=0.3) or names[:1]
-        raise ValueError(f"lr: no weight is governed by {pattern!r} (did you mean {near[0]!r}?)")
+        raise ValueError(f"lr: no weight matches {pattern!r} (did you mean {near[0]!r}?)")
     return vector
 
 
@@ -125,9 +126,9 @@ class Descent(ABC):
             ``{"head.*": 0.1, "log_var.*": 1.0, "*": 0.01}``; log-variances are ``log_var.NAME``.
         tol: stop a task at ‖∇E‖ ≤ tol (this waits for the device at every step).
         learn_lr: meta-learn one step size for each adapted tensor, starting from ``lr`` (only
-            under the unrolled rule, where it has a gradient).
-        fresh_noise: draw noise anew at every step. The energy is then no longer one function,
-            which the implicit rule assumes it is.
+            with the unrolled rule, where it has a gradient).
+        fresh_noise: draw new noise at every step. The energy is then no longer one function, as
+            the implicit rule assumes.
     """
 
     steps: int = 5
@@ -145,7 +146,7 @@ class Descent(ABC):
         check_flag("fresh_noise", self.fresh_noise)
 
     def memory(self, v: Tensor) -> tuple[Tensor, ...]:
-        """What the solver remembers besides the iterate, at the start."""
+        """The solver's initial memory (its state besides the iterate)."""
         return ()
 
     @abstractmethod
@@ -182,7 +183,7 @@ class Descent(ABC):
         rate: Tensor | None = None,
         create_graph: bool = False,
     ) -> Progress:
-        """Take steps ``first`` … ``until`` − 1; ``create_graph`` keeps what differentiates them."""
+        """Take steps ``first`` … ``until`` − 1; with ``create_graph`` they are differentiable."""
         step_sizes = resolve_rate(self.lr, energy.slots, progress.v) if rate is None else rate
         for step in range(first, until):
             active = progress.reason == Reason.STEPS
@@ -219,7 +220,7 @@ class Descent(ABC):
         return progress
 
     def finish(self, energy: Energy, start: Tensor, progress: Progress, examine: bool) -> Solution:
-        """Contain what diverged, and look at where we are."""
+        """The solution: diverged tasks return to their start; E and ∇E if asked for."""
         after = gradient = None
         reason = progress.reason
         value = progress.v

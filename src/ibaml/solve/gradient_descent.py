@@ -1,4 +1,4 @@
-"""Gradient descent, plain and with the natural-gradient rule for the log-variances."""
+"""How does gradient descent solve a task? Plain, or by the natural rule for log-variances."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NaturalDescent(Descent):
     1/d + 2∇_d ℓ/κ = (1 + 2∇_ρ E/κ)/d_t.
 
     Args:
-        eta: η in (0, 1]; smaller is steadier where the loss is far from quadratic.
+        eta: η in (0, 1]; smaller is more stable if the loss is far from quadratic.
         floor: a precision never falls by more than this factor in one step (Monte-Carlo noise can
             make the rule's target negative).
     """
@@ -66,9 +66,7 @@ class NaturalDescent(Descent):
         rate: Tensor | float,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if not isinstance(energy, TaskEnergy) or not energy.belief.is_diagonal_gaussian:
-            raise ValueError(
-                "NaturalDescent is written for the diagonal Gaussian belief (ibaml or abml)"
-            )
+            raise ValueError("NaturalDescent needs a diagonal Gaussian belief (ibaml or abml)")
         plain = v - rate * gradient
         n = energy.layout.size
         change = 1 + (2 * self.eta / energy.kappa) * gradient[:, n:]

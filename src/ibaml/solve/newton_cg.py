@@ -1,4 +1,4 @@
-"""Newton–CG with a line search: few, expensive steps that converge."""
+"""How does Newton–CG solve a task? By few, expensive steps with a line search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NewtonCG:
     """Minimize E by steps that solve H p = −∇E by CG, each task with its own line search.
 
     Args:
-        steps: Newton steps at most.
+        steps: at most this many Newton steps.
         tol: stop a task at ‖∇E‖ ≤ tol.
         curvature: H; Gauss–Newton is safe anywhere, ``Curvature("energy")`` is quadratic near a
             solution (a direction of negative curvature is left out).
@@ -90,9 +90,9 @@ class NewtonCG:
     def _within(
         self, energy: Energy, v: Tensor, p: Tensor, gradient: Tensor, scales: slice
     ) -> Tensor:
-        """p in the trust region, by the better of two ways: each log-variance held by itself, so
-        that one that would go far does not hold the means, or all of p shortened, where the means'
-        own step would go too far."""
+        """p inside the trust region, by the better of two ways. Either every log-variance is
+        clipped alone, so that one of them does not limit the means; or all of p is shortened, for
+        steps whose means would go too far as well."""
         rho = p[:, scales]
         clamped = rho.clamp(-self.radius, self.radius)
         clipped = torch.cat([p[:, : scales.start], clamped, p[:, scales.stop :]], -1)

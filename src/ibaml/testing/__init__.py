@@ -1,7 +1,7 @@
-"""Is a belief, a solver, a gradient rule or a likelihood of one's own right? Suites for pytest.
+"""Is your own belief, solver, gradient rule or likelihood right? Suites for pytest.
 
-A test is a subclass of a few lines that says how to make the object, and what its dense counterpart
-is; the test methods are inherited. ibaml's own are tested by the same classes.
+A test is a short subclass that makes the object and computes its dense counterpart; the test
+methods are inherited. ibaml's own objects are tested by the same classes.
 
     from ibaml.testing import BeliefSuite
 

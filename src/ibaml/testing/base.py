@@ -1,4 +1,4 @@
-"""What the suites share: numbers that are always the same, and a comparison that says its name."""
+"""What do the suites share? Fixed random numbers, small problems, and a comparison with a label."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 
 def number(values: Tensor) -> int:
-    """How many of them are finite."""
+    """How many of the values are finite."""
     return int(values.isfinite().sum())
 
 
 def close(actual: Tensor, expected: Tensor, what: str, tolerance: float = 1e-8) -> None:
-    """Refuse a difference above the tolerance, relative to the largest entry (or to 1)."""
+    """Fail for a difference above the tolerance, relative to the largest entry (or to 1)."""
     assert actual.shape == expected.shape, (
         f"{what}: shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
     )
@@ -54,7 +54,7 @@ def batch() -> TaskBatch:
 
 
 def problem(belief: Belief) -> tuple[TaskEnergy, Tensor]:
-    """The energy of three tasks with the belief, and where they start."""
+    """The energy of three tasks with the belief, and their start."""
     energy, _ = regression(belief).problem(batch(), 0)
     return energy, belief.start(energy.meta.prior, TASKS).detach()
 

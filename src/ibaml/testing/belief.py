@@ -1,4 +1,4 @@
-"""Is a belief right? Its sampling, its penalty and the penalty's derivatives, against matrices."""
+"""Is a belief right? Sampling, penalty and the penalty's derivatives, compared with matrices."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ibaml.weights import Belief, Layout, Prior, PriorParameters
 
 
 class BeliefSuite:
-    """A subclass writes `make` and `moments`, and `dense_penalty` where the penalty is no KL.
+    """A subclass writes `make` and `moments`, and `dense_penalty` if the penalty is not a KL.
 
     Attributes:
         n: how many weights.
-        affine: whether a sample is an affine function of its noise (a Gaussian's); else moments are
-            estimated from many draws.
+        affine: whether a sample is an affine function of its noise (as for a Gaussian); if not,
+            moments are estimated from many draws.
     """
 
     n = 4
@@ -45,7 +45,7 @@ class BeliefSuite:
     # --- points ----------------------------------------------------------------------------------
 
     def prior(self, dtype: torch.dtype = F64) -> Prior:
-        """A prior that is not the one at the start."""
+        """A prior other than the initial one."""
         weights = {"a": normal(self.n - 1, seed=1).to(dtype), "b": normal(1, seed=2).to(dtype)}
         layout = Layout(("a", "b"), ((self.n - 1,), (1,)))
         held = PriorParameters(self.make(), layout, weights, init_log_var=-0.5)
@@ -98,7 +98,7 @@ class BeliefSuite:
             close(log_var.exp(), variances, "log_var is not that of the covariance")
 
     def _points(self) -> tuple[Tensor, float]:
-        """Noise whose mean is 0 and whose covariance is 1, exactly where that is enough."""
+        """Noise with mean 0 and covariance 1 (exactly, for affine samples), and a tolerance."""
         size = self.make().noise_size(self.n)
         if not size:
             return torch.zeros(TASKS, 1, 0, dtype=F64), 1e-9

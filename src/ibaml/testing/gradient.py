@@ -1,4 +1,4 @@
-"""Is a gradient rule right? What it gives every tensor of θ, against plain autograd."""
+"""Is a gradient rule right? Its gradient for every tensor of θ, compared with plain autograd."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GradientRuleSuite:
         return DiagonalGaussian()
 
     def pulled(self, tasks: slice = slice(None)) -> tuple[Tensor, list[Tensor], Record]:
-        """v̂ of some of the tasks, (∂v̂/∂θ)ᵀb by the rule, and its record."""
+        """v̂ of some of the tasks, (∂v̂/∂θ)ᵀb by the rule, and the record."""
         energy, _ = problem(self.belief())
         chosen = range(TASKS)[tasks]
         if len(chosen) == 1:

@@ -68,11 +68,11 @@ class LikelihoodSuite:
             hessian = hessian.reshape(outputs.numel(), -1)
             values = torch.linalg.eigvalsh(hessian)
             assert float(values.min()) >= -1e-10 * max(1.0, float(values.max())), (
-                "the nll is not convex in the outputs: say convex = False"
+                "the nll is not convex in the outputs: set convex = False"
             )
 
     def test_probabilities_are_those_of_its_nll(self) -> None:
-        """p(c) ∝ exp(−nll(outputs, c)), of outputs as predictions read them."""
+        """p(c) ∝ exp(−nll(outputs, c)), for outputs as predictions read them."""
         likelihood, outputs, y = self.likelihood(), self.outputs(), self.targets()
         if not likelihood.takes_labels(y):
             pytest.skip("no classes")

@@ -1,4 +1,4 @@
-"""Is a solver right? Where it ends, what it says, and that tasks do not touch each other."""
+"""Is a solver right? Its solution, its record, and that tasks do not affect each other."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class SolverSuite:
     """A subclass writes `make`.
 
     Attributes:
-        tolerance: how near, relative to the way from the start, `make(many)` ends to the minimum.
-        few, many: steps that are taken exactly, and steps that are enough for the minimum.
+        tolerance: how far from the minimum `make(many)` may end, relative to the start's distance.
+        few, many: a number of steps that is taken exactly, and one that reaches the minimum.
     """
 
     tolerance = 1e-4
@@ -31,7 +31,7 @@ class SolverSuite:
         raise NotImplementedError
 
     def belief(self) -> Belief:
-        """Whose energies are minimized."""
+        """The belief whose energies are minimized."""
         return Point(lam=0.5)
 
     def minimum(self, energy: TaskEnergy, start: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class SolverSuite:
         assert bool((value < before).all()), "the energy did not fall"
 
     def test_it_leaves_no_graph_and_no_trace(self) -> None:
-        energy, _ = problem(self.belief())  # with θ to flow into
+        energy, _ = problem(self.belief())  # θ requires gradients
         start = self.belief().start(energy.meta.prior, TASKS).detach().requires_grad_()
         original = start.detach().clone()
         solution = self.make(self.few).solve(detached(energy), start.detach())

@@ -1,4 +1,4 @@
-"""What is believed about the weights, and which weights there is a belief about."""
+"""Which beliefs about the weights are there, and which weights do they cover?"""
 
 from ibaml.weights.belief import Belief, Prior, Start
 from ibaml.weights.gaussian import DiagonalGaussian

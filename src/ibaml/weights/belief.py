@@ -1,8 +1,8 @@
-"""What a belief about the weights is: mathematics on flat vectors, and its prior's parameters.
+"""What is a belief about the weights? Mathematics on flat vectors, and its prior's parameters.
 
 A belief holds no tensors. The solution ``v`` of T tasks is (T, dim): the belief's blocks side by
-side. Its prior is a tuple of vectors, the mean (n,) first, then those of `prior_parameters` in
-their order. `ibaml.testing.BeliefSuite` tests a belief against dense matrices.
+side. Its prior is a tuple of vectors: the mean (n,), then those of `prior_parameters` in order.
+`ibaml.testing.BeliefSuite` tests a belief against dense matrices.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ Start = Mapping[str, Tensor] | Tensor  # a tensor for every weight, or one for a
 
 
 class Belief(ABC):
-    """A belief about n weights. A new one writes `blocks`, `prior_parameters`, `sample` and
-    `penalty`; the rest has a default, by autograd where it is a derivative.
+    """A belief about n weights. A subclass writes `blocks`, `prior_parameters`, `sample` and
+    `penalty`; the rest has defaults, and derivatives come from autograd.
 
     Attributes:
-        is_diagonal_gaussian: whether v is (m_t, ρ_t) of N(m_t, diag exp ρ_t) under the prior
-            (m, ρ) of the same kind, which Lemma 1, `NaturalDescent` and ABML's hyper-prior are
-            written for.
+        is_diagonal_gaussian: whether v is (m_t, ρ_t) of N(m_t, diag exp ρ_t), and the prior (m, ρ)
+            is of the same kind. Lemma 1, `NaturalDescent` and ABML's hyper-prior need this.
     """
 
     is_diagonal_gaussian = False
@@ -35,19 +34,19 @@ class Belief(ABC):
 
     @abstractmethod
     def blocks(self, n: int) -> dict[str, int]:
-        """The blocks of v by name, in order, each with its number of entries. ``"mean"`` is the
-        first and has n. A block of n entries has one for every weight."""
+        """The blocks of v by name, in order, each with its number of entries. The first is
+        ``"mean"``, with n entries. A block of n entries has one for every weight."""
 
     @abstractmethod
     def prior_parameters(
         self, means: Mapping[str, Tensor], init_log_var: float
     ) -> dict[str, Start]:
-        """The starting values of the prior's parameters besides the mean, by name: a mapping with a
-        tensor like the mean for every weight, or one tensor for all of them.
+        """The initial values of the prior's parameters besides the mean, by name: a mapping with
+        one tensor per weight, shaped like its mean, or a single tensor for all weights.
 
         Args:
-            means: the prior means by the name of the weight; one row where rows are tied.
-            init_log_var: ρ at the start.
+            means: the prior means by the name of the weight; one row if rows are tied.
+            init_log_var: the initial ρ.
         """
 
     @abstractmethod
@@ -56,7 +55,7 @@ class Belief(ABC):
 
     @abstractmethod
     def penalty(self, v: Tensor, prior: Prior) -> Tensor:
-        """What the energy adds to the loss, before κ, say a KL divergence: (T,)."""
+        """What the energy adds to the loss, such as a KL divergence, without the factor κ: (T,)."""
 
     # --- what has a default ----------------------------------------------------------------------
 
@@ -66,12 +65,12 @@ class Belief(ABC):
         return True
 
     def noise_size(self, n: int) -> int:
-        """How many normal numbers one sample of n weights takes; 0: a weight is no draw."""
+        """How many normal numbers one sample of n weights takes; 0 if weights are not drawn."""
         return n
 
     @property
     def stochastic(self) -> bool:
-        """Whether a weight is a draw."""
+        """Whether weights are drawn."""
         return self.noise_size(1) > 0
 
     def weight(self, beta: float | Tensor, examples: int) -> float | Tensor:
@@ -94,15 +93,15 @@ class Belief(ABC):
         return None
 
     def prior_product(self, v: Tensor, prior: Prior, u: Tensor) -> Prior | None:
-        """−(∂²penalty/∂v∂prior)ᵀu summed over the tasks, in closed form; None: by autograd."""
+        """−(∂²penalty/∂v∂prior)ᵀu summed over the tasks, in closed form; None for autograd."""
         return None
 
     def log_var(self, v: Tensor) -> Tensor | None:
-        """The log-variance of every weight, (T, n); None where a weight has none."""
+        """The log-variance of every weight, (T, n); None if weights have none."""
         return None
 
     def log_scales(self, n: int) -> slice | None:
-        """Where in v logarithms of scales stand, which a Newton step may move only so far."""
+        """Where v has logarithms of scales, whose Newton steps are limited; None for nowhere."""
         return None
 
     def log_density(self, weights: Tensor, v: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Diagonal Gaussian belief: v = (m_t, ρ_t), prior (m, ρ), ρ the log-variance."""
+"""What is the diagonal Gaussian belief? v = (m_t, ρ_t), prior (m, ρ), ρ the log-variance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How named weights lie in one flat vector, so that solvers see vectors and networks see names."""
+"""How are named weights stored in one flat vector? Solvers see vectors, networks see names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Slot = tuple[str, int, int]  # a name, and where it begins and ends in a vector
 @dataclass(frozen=True)
 class Layout:
     """Names and shapes of the adapted weights, in order. ``rows`` names the weights whose prior is
-    tied over their first dimension: one row of prior serves any number of rows."""
+    tied over their first dimension: all their rows have the same prior."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -31,14 +31,14 @@ class Layout:
 
     @property
     def classes(self) -> int | None:
-        """How many classes a tied head has; None where none is tied."""
+        """How many classes a tied head has; None if no head is tied."""
         rows = [s[0] for n, s in zip(self.names, self.shapes, strict=True) if n in self.rows]
         return rows[0] if rows else None
 
     def slots(self, blocks: Mapping[str, int]) -> tuple[Slot, ...]:
-        """Where each weight lies in a vector of these blocks side by side (names and sizes). The
-        weights of a block other than the mean are named ``block.NAME``; a block that has not one
-        entry for every weight is a slot of its own."""
+        """Where each weight is in a vector of these blocks side by side (names and sizes). The
+        weights of a block other than the mean are named ``block.NAME``; a block without one entry
+        per weight is one slot."""
         slots, at = [], 0
         for block, total in blocks.items():
             if total != self.size:
@@ -52,7 +52,7 @@ class Layout:
         return tuple(slots)
 
     def shares(self, like: Tensor) -> Tensor:
-        """How much of a parameter each entry is: 1, or 1/rows where a row is tied."""
+        """Which share of a parameter each entry is: 1, or 1/rows if rows are tied."""
         parts = [
             like.new_full((size,), 1 / shape[0] if name in self.rows else 1.0)
             for name, shape, size in zip(self.names, self.shapes, self.sizes, strict=True)
@@ -68,7 +68,7 @@ class Layout:
         }
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """{name: shape, or (1, …) where the rows are tied} to one vector (n,)."""
+        """{name: shape, or (1, …) if rows are tied} to one vector (n,)."""
         return torch.cat(
             [
                 tensors[name].expand(shape).reshape(-1)

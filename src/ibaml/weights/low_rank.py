@@ -1,4 +1,4 @@
-"""Gaussian belief with low rank plus diagonal: v = (m_t, ρ_t, U_t), prior (m, ρ, U) alike."""
+"""What is the low-rank Gaussian belief? v = (m_t, ρ_t, U_t), and a prior (m, ρ, U) of that kind."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OFF_ZERO = 0.1  # of a standard deviation
 
 @dataclass(frozen=True)
 class LowRankGaussian(Belief):
-    """q(w; v) = N(m_t, diag exp ρ_t + U_t U_tᵀ), U_t of ``rank`` columns, and a prior of the same
-    family whose U is meta-learned as well. Everything costs O(n·rank²); no matrix is n × n.
+    """q(w; v) = N(m_t, diag exp ρ_t + U_t U_tᵀ), where U_t has ``rank`` columns. The prior has the
+    same form, and its U is meta-learned too. Everything costs O(n·rank²); no matrix is n × n.
 
-    U = 0 is a saddle (U and −U mean the same), so the prior's U starts at a tenth of a standard
+    U = 0 is a saddle (U and −U are equivalent), so the prior's U starts at a tenth of a standard
     deviation, in a fixed pattern.
 
     >>> LowRankGaussian(rank=2).blocks(10)
@@ -70,8 +70,8 @@ class LowRankGaussian(Belief):
         return m[:, None] + (rho / 2).exp()[:, None] * own + common @ factor
 
     def penalty(self, v: Tensor, prior: Prior) -> Tensor:
-        """The KL divergence of the task's belief from the prior, in units of the prior's diagonal:
-        there the prior's covariance is I + WWᵀ, whose inverse is I − W(I + WᵀW)⁻¹Wᵀ."""
+        """The KL divergence of the task's belief from the prior. In units of the prior's diagonal
+        the prior's covariance is I + WWᵀ, with inverse I − W(I + WᵀW)⁻¹Wᵀ."""
         m, rho, *columns = prior
         m_t, rho_t, factor_t = self._parts(v)
         scale = (-rho / 2).exp()
@@ -96,8 +96,8 @@ class LowRankGaussian(Belief):
         return (diagonal + mean + factor + log_det(root) - log_det(_root(own))) / 2
 
     def preconditioner(self, v: Tensor, prior: Prior) -> Preconditioner:
-        """The prior's covariance for the mean, where that is exact, and for every column of U, in
-        which P itself is indefinite; a diagonal for the log-variances."""
+        """The prior's covariance for the mean, which is exact, and for every column of U, where P
+        itself is indefinite; a diagonal for the log-variances."""
         _, rho, *columns = prior
         variance, u = rho.exp(), torch.stack(columns)
         ratio = (self._parts(v)[1] - rho).exp() / 2
@@ -130,8 +130,8 @@ class LowRankGaussian(Belief):
 
 
 def _root(w: Tensor) -> Tensor:
-    """The Cholesky factor of I + w wᵀ, w (…, rank, n). It exists wherever w is finite, so nobody
-    waits for the device to say so."""
+    """The Cholesky factor of I + w wᵀ, w (…, rank, n). It exists for every finite w, so there is no
+    check that would wait for the device."""
     eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
     return torch.linalg.cholesky_ex(eye + w @ w.mT).L
 

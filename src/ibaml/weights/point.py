@@ -1,4 +1,4 @@
-"""Point belief: v = w, one weight vector a task, with an optional isotropic Gaussian prior."""
+"""What is the point belief? v = w, one weight vector per task, with or without a Gaussian prior."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ibaml.weights.precision import DiagonalPrecision
 
 @dataclass(frozen=True)
 class Point(Belief):
-    """One weight vector a task. With ``lam`` the energy has λ/2·‖w − θ‖² (iMAML); without, the
-    prior mean is only where adaptation starts (MAML)."""
+    """One weight vector per task. With ``lam`` the energy has λ/2·‖w − θ‖² (iMAML); without it the
+    prior mean is only the start of adaptation (MAML)."""
 
     lam: float = 0.0
 
@@ -55,7 +55,7 @@ class Point(Belief):
         return (self.lam * u.sum(0),)
 
     def log_density(self, weights: Tensor, v: Tensor) -> Tensor:
-        """Of the isotropic Gaussian N(v, I/λ) around v."""
+        """The log-density of the isotropic Gaussian N(v, I/λ)."""
         if not self.has_prior:
             raise ValueError("a point without a prior has no density: give it lam > 0")
         squares = self.lam * (weights - v[:, None]).square().sum(-1)

@@ -1,4 +1,4 @@
-"""The Hessian of a penalty at one point, as an operator: products, and a preconditioner."""
+"""What is the Hessian of a penalty at a point? An operator: products, and a preconditioner."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Preconditioner = Callable[[Tensor], Tensor]  # r -> about P⁻¹ r, symmetric an
 
 
 class Precision(Protocol):
-    """P at a point; vectors are (T, dim), every task with its own P. Nothing flows into θ."""
+    """P at a point; vectors are (T, dim), and every task has its own P. No gradient reaches θ."""
 
     @property
     def diagonal(self) -> Tensor | None:
-        """P as the vector (T, dim) of its diagonal; None where P is no diagonal matrix."""
+        """The diagonal of P, (T, dim); None if P is not a diagonal matrix."""
 
     @property
     def precondition(self) -> Preconditioner | None:
-        """P⁻¹, or something positive definite near it; None where nothing is known."""
+        """P⁻¹, or a positive definite approximation; None if none is known."""
 
     def product(self, u: Tensor) -> Tensor:
         """P u."""
@@ -66,7 +66,7 @@ class AutogradPrecision:
         return None if inverse is None else lambda r: inverse(r) / factor
 
     def product(self, u: Tensor) -> Tensor:
-        if not self._slope.requires_grad:  # a penalty that is linear
+        if not self._slope.requires_grad:  # the penalty is linear
             return torch.zeros_like(u)
         (product,) = torch.autograd.grad(
             self._slope, self._v, u, retain_graph=True, allow_unused=True

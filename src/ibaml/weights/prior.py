@@ -1,6 +1,6 @@
-"""Where the prior's parameters are held: the model's own weights are its means, the rest is here.
+"""Where are the prior's parameters? The model's own weights are its means; the rest is held here.
 
-The parameters are named after the belief's, ``NAME.WEIGHT``; the mean of a tied row is
+The parameters have the belief's names, as ``NAME.WEIGHT``; the mean of a tied row is
 ``tied_mean.WEIGHT``.
 """
 
@@ -17,8 +17,8 @@ _WHOLE = "all"  # the key of a parameter that is one tensor for all weights
 
 
 def parameter_key(name: str) -> str:
-    """A parameter's name as a key of an `nn.ParameterDict`, where a dot, or the name of one of its
-    methods, may not stand."""
+    """A parameter's name as a key of an `nn.ParameterDict`, which may contain no dot and may not be
+    the name of one of its methods."""
     key = name.replace(".", "/")
     return f"{key}/" if hasattr(nn.ParameterDict, key) else key
 
@@ -27,7 +27,7 @@ class PriorParameters:
     """The prior of a belief about the weights of ``layout``, as parameters and as flat vectors.
 
     Attributes:
-        groups: the parameters by group; whoever holds this registers each under its name.
+        groups: the parameters by group; the owner registers each group under its name.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PriorParameters:
         weights: Mapping[str, Tensor],
         init_log_var: float,
     ) -> None:
-        # the rows of a tied prior are its own: the model's head is a placeholder for its shape
+        # a tied prior has parameters of its own: the model's head only gives the shape
         means = {
             n: weights[n].detach().mean(0, keepdim=True)
             if n in layout.rows
@@ -59,7 +59,7 @@ class PriorParameters:
                 self.groups[group] = _parameters(value)
 
     def vectors(self, layout: Layout, weights: Mapping[str, Tensor]) -> Prior:
-        """The prior as vectors, in a layout that may have other rows."""
+        """The prior as vectors, for a layout that may have another number of rows."""
         tied, *rest = self.groups
         means = {
             n: self.groups[tied][parameter_key(n)] if n in layout.rows else weights[n]
@@ -77,6 +77,6 @@ class PriorParameters:
 
 def _parameters(tensors: Mapping[str, Tensor]) -> nn.ParameterDict:
     made = nn.ParameterDict()
-    for name, t in tensors.items():  # one by one: the constructor would sort them
+    for name, t in tensors.items():  # one at a time: the constructor would sort them
         made[parameter_key(name)] = nn.Parameter(t.detach().clone())
     return made

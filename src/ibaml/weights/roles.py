@@ -1,4 +1,4 @@
-"""Which weights of a module are adapted to every task, shared by all tasks, or frozen."""
+"""Which weights of a module are adapted to every task, shared by all tasks, or frozen?"""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Selection = str | Iterable[str] | Predicate
 
 @dataclass(frozen=True)
 class Roles:
-    """Names of parameters (a tied parameter has one name) by what happens to them.
+    """Names of parameters (a tied parameter has one name) by their role.
 
-    ``head`` names the parameters of the last linear layer that are adapted, in any case.
+    ``head`` names the adapted parameters of the last linear layer, whatever was selected.
     """
 
     adapted: tuple[str, ...]
@@ -31,7 +31,7 @@ def head_module(model: nn.Module) -> tuple[str, nn.Linear]:
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no nn.Linear layer, so it has no head to find: name the "
+            f"{type(model).__name__} has no nn.Linear layer, so it has no head: name the "
             'weights to adapt, e.g. adapt=["classifier.*"]'
         )
     return layers[-1]
@@ -42,9 +42,9 @@ def assign_roles(model: nn.Module, adapt: Selection, freeze: Selection | None = 
 
     Args:
         adapt: ``"all"``; ``"head"`` (the last linear layer); a name or pattern such as
-            ``"blocks.3.*"``, or several; or a predicate ``(name, parameter) -> bool``. What is
-            neither adapted nor frozen is shared.
-        freeze: in the same language, the weights nobody changes. Parameters that come with
+            ``"blocks.3.*"``, or several; or a predicate ``(name, parameter) -> bool``. Weights
+            that are neither adapted nor frozen are shared.
+        freeze: weights that never change, selected in the same way. Parameters that already have
             ``requires_grad=False`` are frozen too.
     """
     aliases: dict[int, list[str]] = {}
