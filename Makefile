@@ -1,11 +1,11 @@
-# Two commands do everything on a bare machine: `make demo` and `make test`.
+# `make demo` and `make test` install what they need and run on a bare machine.
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.set-up
 
 .PHONY: demo test learn check format clean
 
-demo: $(SETUP)  ## meta-train on glyphs for about three minutes; pictures in runs/demo/
+demo: $(SETUP)  ## meta-train on glyphs, about three minutes; pictures in runs/demo/
 	$(BIN)/ibaml demo
 
 test: $(SETUP) check  ## every check and every test

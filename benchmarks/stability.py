@@ -18,7 +18,7 @@ from typing import Any
 from ibaml.training import Run, Step, TrainingError, Watcher, resolve, train
 
 _WORSE = 0.02
-_SAYS = ("going on from the best weights", "the best weights are those after", "stopped")
+_SAYS = ("continuing from the best weights", "the best weights are from", "stopped")
 
 
 class Ear:
@@ -82,7 +82,7 @@ def main() -> None:
         said = any(words in text for text in ear.sentences for words in _SAYS)
         worse = last > ear.nll[best] + _WORSE or end != "done"
         silent += worse and not said
-        returns = sum("going on from the best" in text for text in ear.sentences)
+        returns = sum("continuing from the best" in text for text in ear.sentences)
         unsolved = sum(ear.unsolved) / max(1, len(ear.unsolved))
         print(
             f"{seed:4}  {ear.nll[best]:8.3f} ({best:5})  {last:8.3f}  {ear.worst:12.3g}  "

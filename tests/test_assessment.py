@@ -275,15 +275,15 @@ def test_what_cannot_be_judged_is_a_sentence(runs, extra, words):
 
 def test_folders_that_are_no_runs_are_sentences(runs, tmp_path):
     assert "does not exist" in refused("evaluate", tmp_path / "nothing")
-    assert "is no run folder" in refused("evaluate", tmp_path)
-    assert "is no run folder" in refused("evaluate", runs / "features.npz")
+    assert "is not a run folder" in refused("evaluate", tmp_path)
+    assert "is not a run folder" in refused("evaluate", runs / "features.npz")
     run = tmp_path / "run"
     shutil.copytree(runs / "ours", run)
     (newest,) = (run / "checkpoints").glob("step-*")
     newest.write_bytes(newest.read_bytes()[:-9])
     said = refused("evaluate", run, *FEW)
     assert "has no checkpoint yet" in said
-    assert "step-00000002.safetensors is left aside" in said
+    assert "step-00000002.safetensors is ignored" in said
     newest.unlink()
     assert "has no checkpoint yet" in refused("evaluate", run, *FEW)
     (run / "config.json").write_text("{}")

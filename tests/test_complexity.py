@@ -250,7 +250,7 @@ def test_a_few_points_are_drawn_too(tmp_path):
         (["--ls", ""], "ls must be whole numbers of 1 or more"),
         (["--samples", "-1"], "samples must be whole numbers"),
         (["--methods", "imamel"], "did you mean imaml?"),
-        (["--methods", "reptile"], "methods must be of maml, imaml, abml, ibaml"),
+        (["--methods", "reptile"], "each of methods must be one of maml, imaml, abml, ibaml"),
         (["--device", "abacus"], "device must be auto, cpu, cuda or cuda:N"),
         (["--tasks", "0"], "tasks must be 1 or more"),
         (["--repeats", "0"], "repeats must be 1 or more"),

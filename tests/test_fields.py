@@ -72,7 +72,10 @@ def test_words_become_what_the_field_is():
         ({"steps": ""}, "steps must be whole numbers of 1 or more, with commas between them"),
         ({"steps": [1.5]}, "steps must be whole numbers"),
         ({"scales": "1,x"}, "scales must be numbers, with commas"),
-        ({"arms": "mamml"}, "arms must be of maml, imaml; got 'mamml'; did you mean maml"),
+        (
+            {"arms": "mamml"},
+            "each of arms must be one of maml, imaml; got 'mamml'; did you mean maml",
+        ),
         ({"stiffness": "2"}, "stiffness must be below 2"),
         ({"lam": "nan"}, "lam must be finite"),
         ({"spectrum": "stepe"}, "spectrum must be one of flat, steep.*did you mean steep"),

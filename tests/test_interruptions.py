@@ -264,7 +264,7 @@ def test_one_of_two_processes_killed_the_run_completes(tmp_path):
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     assert steps(run) == 300
-    assert "going on after iteration" in output
+    assert "resuming after iteration" in output
 
 
 def test_a_signal_to_one_process_stops_all_at_the_same_iteration(tmp_path):

@@ -123,10 +123,10 @@ REFUSED = [
     ("sinusoids", "splits", "splits is not read for sinusoids"),
     ("sinusoids", "image_size", "image_size is not read for sinusoids"),
     ("omniglot", "splits", "splits is not read for omniglot .* are the published ones"),
-    ("cub", "image_size", "image_size is not read for cub .* a size of their own"),
+    ("cub", "image_size", "image_size is not read for cub .* a fixed size"),
     ("t.csv", "root", r"root is not read for t\.csv \(a table\)"),
     ("t.csv", "image_size", "image_size is not read"),
-    ("t.csv", "queries", "queries is not read .* all rows that are not among its shots"),
+    ("t.csv", "queries", "queries is not read .* all rows of a task besides its shots"),
 ]
 VALUES = {"root": "r", "splits": "s.json", "image_size": 32, "queries": 5, "rotations": True,
           "augment": True}  # fmt: skip

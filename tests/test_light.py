@@ -273,7 +273,7 @@ def test_a_run_without_tensorboard_and_matplotlib_loses_nothing_else(tmp_path, w
     assert done.exit_code == 0, done.output
     sentence = (
         'TensorBoard files need tensorboard, which is not installed: pip install "ibaml[tensor'
-        'board]". Going on without.'
+        'board]". Continuing without.'
     )
     assert sentence in done.output
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
@@ -283,7 +283,7 @@ def test_a_run_without_tensorboard_and_matplotlib_loses_nothing_else(tmp_path, w
     out = tmp_path / "evaluation"
     done = runner.invoke(app, ["evaluate", str(run), "--tasks", "4", "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert 'pip install "ibaml[plots]". Going on without.' in done.output.replace("\n", " ")
+    assert 'pip install "ibaml[plots]". Continuing without.' in done.output.replace("\n", " ")
     assert sorted(p.name for p in out.iterdir()) == ["summary.json", "tasks.csv", "tasks.json"]
 
     out = tmp_path / "compared"

@@ -137,7 +137,7 @@ def test_fresh_begins_anew(tmp_path):
         (["fig1", "--option", "spectrum=flat"], "one-small, half-small, linear, geometric"),
         (["fig1", "--seeds", "1"], "seeds must be 2 or more"),
         (["bounds", "--option", "steps=1,2"], "steps must rise from 0"),
-        (["all", "--option", "steps=1"], "belongs to one study"),
+        (["all", "--option", "steps=1"], "changes one study"),
     ],
 )
 def test_what_is_refused_and_in_which_words(tmp_path, arguments, said):

@@ -186,7 +186,7 @@ class TestTable1:
         bare = runner.invoke(app, words("table1", folder, gone))
         assert bare.exit_code == 0, bare.output
         assert 'pip install "ibaml[plots]"' in bare.output
-        assert "no pictures: the same command where matplotlib is installed" in bare.output
+        assert "no pictures: matplotlib is missing" in bare.output
         assert not (folder / "table1.png").exists()
         assert (folder / "table1.csv").read_text() == (done / "table1.csv").read_text()
         assert "![" not in (folder / "README.md").read_text()
@@ -398,7 +398,7 @@ def test_all_goes_on_where_one_study_lacks_its_data(tmp_path, monkeypatch):
     finished = runner.invoke(app, ["reproduce", "all", "--quick", "--out", str(tmp_path)])
     assert finished.exit_code == 1
     assert "there is no data" in finished.output
-    assert "not done: a" in finished.output
+    assert "failed: a" in finished.output
     assert "one thing" in (tmp_path / "index.html").read_text()
     assert studies["b"].settings(changes={"loud": "yes"}).loud
     with pytest.raises(ValueError, match="loud must be true or false"):

@@ -143,9 +143,9 @@ def test_it_goes_on_from_the_best_weights_with_a_smaller_step_and_says_so(tmp_pa
     seen = Ruin(70)
     _run, outcome = train(settings(tmp_path), tmp_path / "run", watchers=watched(seen))
     assert outcome.step == 160
-    (said,) = [text for text in seen.sentences if "going on from the best weights" in text]
+    (said,) = [text for text in seen.sentences if "continuing from the best weights" in text]
     assert "the training loss rose to" in said
-    assert "with 0.3 times the step" in said
+    assert "with 0.3 times the step size" in said
     at = int(said.split(":")[0].split()[-1])
     assert 70 < at <= 70 + WINDOW
     rates = [step.rate for step in seen.steps]
@@ -183,7 +183,7 @@ def test_a_loss_that_rises_with_nothing_lost_is_no_fault(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "advance", harder)
     seen = Recorder()
     train(given, tmp_path / "run", watchers=watched(seen))
-    assert not any("going on from" in text for text in seen.sentences)
+    assert not any("continuing from" in text for text in seen.sentences)
     assert same(final_weights(tmp_path / "run"), final_weights(tmp_path / "plain"))
 
 
@@ -196,7 +196,7 @@ def test_a_run_that_is_ruined_again_and_again_ends_with_a_diagnosis(tmp_path):
     with pytest.raises(TrainingError) as error:
         train(settings(tmp_path), tmp_path / "run", watchers=watched(seen))
     said = str(error.value)
-    assert sum("going on from the best" in text for text in seen.sentences) == 3
+    assert sum("continuing from the best" in text for text in seen.sentences) == 3
     for words in ("the training loss rose to", "after 3 returns", "Lower meta_lr (now 0.02, try "
                   "0.0002)", "best.safetensors"):  # fmt: skip
         assert words in said

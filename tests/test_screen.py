@@ -91,7 +91,7 @@ def test_time_left_grows_with_the_steps_that_are_left(plain, monkeypatch):
     now[0] += 60  # a minute for one of the hundred steps that this process has to do
     view.stepped(step(11))
     going_on, line = plain.getvalue().splitlines()
-    assert going_on == "going on after iteration 10 of 110"
+    assert going_on == "resuming after iteration 10 of 110"
     assert "0.133 tasks/s" in line
     assert line.endswith("left 1:39:00")
 
@@ -167,7 +167,7 @@ def test_a_bar_goes_on_where_a_run_goes_on(terminal):
     view.started(30, 40)
     view.ended()
     shown = CODES.sub("", terminal.getvalue())
-    assert "going on after iteration 30 of 40" in shown
+    assert "resuming after iteration 30 of 40" in shown
     assert "30/40" in shown
 
 

@@ -81,7 +81,7 @@ def test_what_is_wrong_is_refused_by_name(given_, words):
         ("ways = ", "no TOML"),
         ("[task]\nways = 5", "is a table; settings are flat"),
         ("wasy = 5", "wasy.*did you mean ways"),
-        ("val-every = 5\nval_every = 7", "val_every is there twice"),
+        ("val-every = 5\nval_every = 7", "val_every is given twice"),
     ],
 )
 def test_a_file_that_is_wrong_is_named(text, words, tmp_path):

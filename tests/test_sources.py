@@ -322,7 +322,7 @@ class TestUntrustedArchives:
             def __reduce__(self):
                 return (os.system, (f"touch {tmp_path}/ran",))
 
-        with pytest.raises(DataError, match="which is no data"):
+        with pytest.raises(DataError, match="which is not data"):
             unpickle(pickle.dumps({"image_data": Evil()}), "evil.pkl")
         assert not (tmp_path / "ran").exists()
         with pytest.raises(DataError, match="not a readable pickle"):
@@ -558,8 +558,8 @@ class TestFeatures:
             (np.zeros((2, 3)), [0], "1 labels"),
             (np.full((2, 3), np.nan), [0, 1], "NaN"),
             (np.zeros((2, 0)), [0, 1], "no columns"),
-            (np.zeros((2, 3)), np.array([0, np.nan]), r"labels\[1\] is nan, which is no class"),
-            (np.zeros((2, 3)), ["a", None], r"labels\[1\] is None, which is no class"),
+            (np.zeros((2, 3)), np.array([0, np.nan]), r"labels\[1\] is nan, which is not a class"),
+            (np.zeros((2, 3)), ["a", None], r"labels\[1\] is None, which is not a class"),
             (np.zeros((2, 3)), torch.tensor([[0], [1]]), r"got \(2, 1\): squeeze them"),
             (np.zeros((2, 3)), [["a"], ["b"]], r"got \(2, 1\): squeeze them"),
         ],
@@ -600,7 +600,7 @@ class TestTables:
         [
             (lambda r: r[:1], "no rows"),
             (lambda r: [("who", "z", "y"), *r[1:]], "no column 'x'"),
-            (lambda r: [*r, ("t", "abc", 1)], "x is 'abc', a number is needed"),
+            (lambda r: [*r, ("t", "abc", 1)], "x is 'abc', which is not a number"),
             (lambda r: [*r, ("t", "nan", 1)], "not finite"),
         ],
     )

@@ -38,7 +38,7 @@ class Recorder:
     def validated(self, step, scores, best):
         self.validations.append((step, scores, best))
 
-    def told(self, text):
+    def message(self, text):
         self.sentences.append(text)
 
     def ended(self):
@@ -264,7 +264,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path)
         seen = Recorder()
         resume(tmp_path / "cut", watchers=lambda run, learner, seen=seen: [seen])
         assert seen.first == 6, damage
-        assert any("step-00000009.safetensors is left aside" in text for text in seen.sentences)
+        assert any("step-00000009.safetensors is ignored" in text for text in seen.sentences)
         assert same(final_state(tmp_path / "cut"), final_state(tmp_path / "whole"))
 
 

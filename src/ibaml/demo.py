@@ -1,5 +1,5 @@
-"""The whole story in about three minutes: learn a prior from characters of many scripts, then learn
-characters of scripts never seen from one example each, and know how sure to be."""
+"""What does ibaml do, shown in about three minutes? It learns a prior from characters of many
+scripts, then characters of unseen scripts from one example each, and knows how sure to be."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS, PRIOR, PIXELS = "iBaML", "untrained prior", "nearest centroid on pixels"
 
 
 def settings(iterations: int) -> Settings:
-    """The run of the demo: what `ibaml train` does unasked, with a small network."""
+    """The run of the demo: the defaults of `ibaml train` with a small network."""
     return resolve(
         {
             "data": "glyphs",
@@ -44,7 +44,7 @@ def settings(iterations: int) -> Settings:
 
 
 def meta_train(out: Path, iterations: int, watchers: Watchers) -> tuple[Run, Outcome]:
-    """Train in ``out``/run; a demo that was interrupted goes on, a finished one begins anew."""
+    """Train in ``out``/run; an interrupted demo is resumed, a finished one starts over."""
     folder = out / "run"
     try:
         existing = open_run(folder)
@@ -60,7 +60,7 @@ def meta_train(out: Path, iterations: int, watchers: Watchers) -> tuple[Run, Out
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of the three, and our lead over the others in accuracy, on the same tasks."""
+    """Figures of the three predictors, and iBaML's lead in accuracy, on the same tasks."""
 
     figures: dict[str, dict[str, Interval]]
     leads: dict[str, Interval]
@@ -68,7 +68,7 @@ class Result:
 
 
 def judge(run: Run, out: Path, tasks: int, on_progress: Callable[[str, int], None]) -> Result:
-    """The trained learner, the prior it began from, nearest centroids: on the same new tasks."""
+    """Test the trained learner, its untrained prior and nearest centroids on the same new tasks."""
     protocol = Protocol(tasks=tasks)
     assessment = assess(
         run, protocol, beside=False, on_progress=lambda _, done: on_progress(OURS, done)

@@ -1,7 +1,7 @@
 """Which library does a feature need that may not be installed, and what installs it?
 
-The core needs torch and numpy. Everything else is asked for here, so that what is missing is said
-in one sentence with the line that mends it.
+The core needs torch and numpy. Code that needs anything else asks here, so that a missing library
+gives one sentence with the pip line that installs it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class MissingLibrary(ModuleNotFoundError):
 
 
 def need(library: str, what: str | None = None, extra: str | None = None) -> None:
-    """Refuse with a sentence where a library cannot be imported.
+    """Raise `MissingLibrary` if a library cannot be imported.
 
     Args:
-        library: its name in an import.
-        what: what it is needed for, unless it is what the library is usually for.
-        extra: the extra that installs it, unless it is the library's own.
+        library: the name that is imported.
+        what: what needs it, if not the usual use of the library.
+        extra: the extra that installs it, if not the usual one.
     """
     if (sentence := missing(library, what, extra)) is not None:
         raise MissingLibrary(sentence, name=library)
 
 
 def missing(library: str, what: str | None = None, extra: str | None = None) -> str | None:
-    """What is missing and how to install it, None where the library is there.
+    """What is missing and how to install it; None if the library is there.
 
     >>> missing("numpy") is None
     True

@@ -1,8 +1,8 @@
-"""How is an option declared once, and how is what a person gives for it read, checked, refused?
+"""How is an option declared once, and how is the value given for it read, checked and refused?
 
 A table of options is a frozen dataclass whose fields are declared by `setting`; `fields_of` reads
-the table. The command line, TOML files and Python all come through `chosen`. Nothing here needs
-torch, so that help is quick.
+the table. The command line, TOML files and Python all go through `chosen`. Nothing here needs
+torch, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from ibaml.extras import need
 
-Check = Callable[[Any], str | None]  # of a value: what it must be ("must rise"), None where it is
+Check = Callable[[Any], str | None]  # says what a value must be ("must rise"); None if it is
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _SEVERAL = {int: "whole numbers", float: "numbers", str: "words"}
@@ -49,12 +49,12 @@ def setting(
     """Declare a field of a table of options; its annotation is its kind.
 
     Args:
-        panel: the heading under which ``--help`` shows it.
-        choices: the words it may be.
+        panel: the heading under which ``--help`` shows the option.
+        choices: the words it accepts.
         least, above, most, below: bounds of a number, or of each of several.
-        only: which readers (methods) read it; empty: all.
-        shown: describes a default that depends on other settings.
-        check: any other condition.
+        only: the methods that read it; empty means all.
+        shown: the default as ``--help`` shows it, where it depends on other settings.
+        check: a further condition.
     """
     declared = {
         "help": help, "panel": panel, "choices": choices, "least": least, "above": above,
@@ -68,7 +68,7 @@ class Setting:
     """One field of a table: what `setting` declared, with its name and kind."""
 
     name: str
-    kind: type  # int, float, bool or str; where there are several, of each
+    kind: type  # int, float, bool or str; of each, where there are several
     several: bool
     default: Any
     help: str = ""
@@ -88,14 +88,14 @@ class Setting:
         return flag(self.name)
 
     def checked(self, value: Any) -> Any:
-        """A value of the right kind and in range. Several may be a text with commas."""
+        """The value, if it has the right kind and range. Several may be one text with commas."""
         value = self._several(value) if self.several else self._one(value)
         if self.check is not None and (said := self.check(value)):
             raise SettingsError(f"{self.name} {said}, got {value!r}")
         return value
 
     def read(self, text: str) -> Any:
-        """The value that a word of the command line means."""
+        """The value that a text of the command line stands for."""
         if self.several or self.kind is str:
             return self.checked(text)
         try:
@@ -130,8 +130,8 @@ class Setting:
         for part in parts:
             if self.choices and part not in self.choices:
                 raise SettingsError(
-                    f"{self.name} must be of {', '.join(self.choices)}; got {part!r}"
-                    f"{near(str(part), self.choices)}"
+                    f"each of {self.name} must be one of {', '.join(self.choices)}; "
+                    f"got {part!r}{near(str(part), self.choices)}"
                 )
         try:
             values = tuple(
@@ -149,7 +149,7 @@ class Setting:
         return values
 
     def _out_of_range(self, number: float) -> str | None:
-        """What a number must be and is not."""
+        """What the number must be, or None if it is."""
         if not math.isfinite(number):
             return "finite"
         if self.least is not None and number < self.least:
@@ -175,8 +175,8 @@ class Setting:
 
 
 def fields_of(table: type) -> Mapping[str, Setting]:
-    """The fields of a table of options, by name, in their order; a field that is an ordinary one of
-    a dataclass has its kind and default alone."""
+    """The fields of a table of options by name, in order. A field that `setting` did not declare
+    has only its kind and default."""
     hints = typing.get_type_hints(table)
     by_name = {}
     for f in dataclasses.fields(table):
@@ -187,7 +187,7 @@ def fields_of(table: type) -> Mapping[str, Setting]:
 
 
 def _kind(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
-    """The kind an annotation names, whether of several values, and the words it allows."""
+    """An annotation's kind, whether it has several values, and the words it allows."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         hint = next(t for t in typing.get_args(hint) if t is not type(None))
     if typing.get_origin(hint) is tuple:
@@ -201,11 +201,11 @@ def _kind(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
 def chosen(
     table: type, given: Mapping[str, Any], *, words: bool = False, whose: str = ""
 ) -> dict[str, Any]:
-    """What was given for a table, checked; None is the same as left out.
+    """The values given for a table, checked; None counts as left out.
 
     Args:
-        words: texts are words of the command line, to be read as what the field is.
-        whose: begins the sentence on a name that the table has not: a file, a study.
+        words: texts come from the command line and are converted to the kind of the field.
+        whose: begins the message about an unknown name: a file, a study.
     """
     fields = fields_of(table)
     for name in given:
@@ -220,7 +220,7 @@ def chosen(
 
 
 def require(options: Any) -> None:
-    """Check every field of a table that was made directly (for its ``__post_init__``)."""
+    """Check every field of a table; its ``__post_init__`` calls this."""
     for name, field in fields_of(type(options)).items():
         value = getattr(options, name)
         if value is not None and not (value == field.default and field.shown is not None):
@@ -228,7 +228,7 @@ def require(options: Any) -> None:
 
 
 def refuse_unread(table: type, given: Iterable[str], reader: str, what: str = "the method") -> None:
-    """Refuse what this reader does not read, by name: it would be ignored."""
+    """Refuse a setting that this reader does not read, for it would be ignored."""
     fields = fields_of(table)
     for name in given:
         if (only := fields[name].only) and reader not in only:
@@ -238,7 +238,7 @@ def refuse_unread(table: type, given: Iterable[str], reader: str, what: str = "t
 
 
 def differs(ours: Any, given: Any) -> str | None:
-    """The first field that is given and is another than ours."""
+    """The first field that is given and differs from ours."""
     for name in fields_of(type(ours)):
         value = getattr(given, name)
         if value is not None and value != getattr(ours, name):
@@ -252,7 +252,7 @@ def flag(name: str) -> str:
 
 
 def unknown(name: str, known: Iterable[str], whose: str = "") -> str:
-    """The sentence that refuses a name."""
+    """The message that refuses an unknown name."""
     return f"{whose}{': ' if whose else ''}there is no setting {name!r}{near(name, known)}"
 
 
@@ -263,14 +263,14 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def read_toml(path: Path, table: type) -> dict[str, Any]:
-    """What a TOML file gives for a table, the names as on the command line, with dashes or
-    underscores. `chosen` checks the values."""
+    """The settings in a TOML file, named as on the command line, with dashes or underscores.
+    `chosen` checks the values."""
     try:
         content = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is no TOML: {error}") from error
+        raise SettingsError(f"{path} is not TOML: {error}") from error
     settings = {}
     for name, value in content.items():
         if isinstance(value, Mapping):
@@ -278,7 +278,7 @@ def read_toml(path: Path, table: type) -> dict[str, Any]:
         plain = name.replace("-", "_")
         if plain in settings:
             raise SettingsError(
-                f"{path}: {plain} is there twice, with dashes and underscores: keep one"
+                f"{path}: {plain} is given twice, with dashes and underscores: keep one"
             )
         settings[plain] = value
     for name in settings:
@@ -288,8 +288,8 @@ def read_toml(path: Path, table: type) -> dict[str, Any]:
 
 
 def write_toml(options: Any) -> str:
-    """A table as a TOML file that `read_toml` gives back; what is None is left out."""
-    need("tomli_w")  # the machine that measures has torch and numpy alone
+    """A table as the text of a TOML file, for `read_toml`; fields that are None are left out."""
+    need("tomli_w")  # a machine for `ibaml.complexity` may lack it
     import tomli_w
 
     values = {name: getattr(options, name) for name in fields_of(type(options))}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Write a file so that a reader, or a machine that lost its power, finds the old one or the
-    new one, never half of one."""
+    """Write a file so that a reader finds the old content or the new one, never half of it, even
+    after a power failure."""
     data = content.encode() if isinstance(content, str) else content
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
@@ -26,6 +26,6 @@ def write_whole(path: Path, content: bytes | str) -> None:
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename itself
+        os.fsync(folder)  # makes the rename itself durable
     finally:
         os.close(folder)

@@ -1,6 +1,6 @@
 """Which kind of data does a name or a path mean, and which settings does each kind read?
 
-Told by the name alone: a run folder is read where its data are not.
+The name alone decides, so that a run folder can be read without its data.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-IMAGE_SIZE = 84  # of images that have no size of their own
+IMAGE_SIZE = 84  # for datasets whose images have no fixed size
 QUERIES = 15
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of data: what it is, and the settings it does not read, each with the reason."""
+    """One kind of data: what it is, and which settings it does not read, with the reasons."""
 
     what: str
     unread: Mapping[str, str]
@@ -28,10 +28,10 @@ class Kind:
 
 _COLUMNS = dict.fromkeys(("task", "features", "target"), "it names columns of a table")
 _NO_IMAGES = "it holds no images"
-_ITSELF = "its path says where it lies"
+_ITSELF = "its path says where it is"
 
 GLYPHS = Kind(
-    "a dataset made here",
+    "a built-in dataset",
     {
         "root": "no files are read",
         "splits": "its test classes are other scripts",
@@ -43,7 +43,7 @@ PUBLISHED = Kind(
     "a published dataset",
     {
         "splits": "its splits are the published ones",
-        "image_size": "its images have a size of their own",
+        "image_size": "its images have a fixed size",
         **_COLUMNS,
     },
 )
@@ -62,7 +62,7 @@ TABLE = Kind(
     {
         "root": _ITSELF,
         "image_size": _NO_IMAGES,
-        "queries": "a task is judged by all rows that are not among its shots",
+        "queries": "all rows of a task besides its shots are queries",
     },
     regression=True,
 )
@@ -70,7 +70,7 @@ SINUSOIDS = Kind(
     "a family of functions",
     {
         "root": "no files are read",
-        "splits": "every split draws tasks of its own",
+        "splits": "every split draws its own tasks",
         "image_size": _NO_IMAGES,
         **_COLUMNS,
     },
@@ -97,7 +97,7 @@ def kind_of_data(spec: str, *, table: bool = False) -> Kind:
 
 
 def refusal(spec: str, kind: Kind, given: Mapping[str, Any]) -> str | None:
-    """The sentence that refuses the first setting given that this kind of data does not read."""
+    """The message that refuses the first given setting that this kind of data does not read."""
     for name, reason in kind.unread.items():
         if given.get(name) is not None and given[name] is not False:
             return f"{name} is not read for {spec} ({kind.what}): {reason}. Leave it out"

@@ -1,4 +1,4 @@
-"""How does a package offer names without importing what defines them?"""
+"""How does a package offer names without importing the modules that define them?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def lazily(
     Args:
         package: the package's ``__name__``.
         homes: the modules inside it, and which names each defines.
-        modules: those inside it that are offered themselves.
+        modules: the modules inside it that are offered under their own names.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -27,7 +27,7 @@ def lazily(
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{home_of[name]}"), name)
-        setattr(sys.modules[package], name, value)  # asked for once
+        setattr(sys.modules[package], name, value)  # the next access finds it directly
         return value
 
     def __dir__() -> list[str]:

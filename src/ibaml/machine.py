@@ -17,7 +17,7 @@ from ibaml.fields import SettingsError
 
 
 def pick_device(name: str = "auto", local_rank: int = 0) -> torch.device:
-    """The device that a person means: auto, cpu, cuda or cuda:N.
+    """The device that a name stands for: auto, cpu, cuda or cuda:N.
 
     Args:
         local_rank: which of this machine's processes this is; each takes a GPU of its own.
@@ -38,7 +38,7 @@ def pick_device(name: str = "auto", local_rank: int = 0) -> torch.device:
     if device.index is None:
         return torch.device("cuda", local_rank % count)
     if device.index >= count:
-        raise SettingsError(f"device {name!r}: there are {count} devices, 0 first")
+        raise SettingsError(f"device {name!r}: there are {count} devices, counted from 0")
     return device
 
 
@@ -51,7 +51,7 @@ def _no_such_device(name: str) -> SettingsError:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """torch takes so many CPU threads for a while; None leaves them as they are."""
+    """Let torch use this many CPU threads inside the block; None changes nothing."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
@@ -65,7 +65,7 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory a process may still take; None where nobody says."""
+    """Memory that this process may still take; None where the system does not say."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -83,7 +83,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _group_bytes() -> int | None:
-    """What the control group (a container's limit) leaves; files in the cache give way."""
+    """Memory left under a container's limit; cached files count as free."""
     group = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),
@@ -101,8 +101,8 @@ def _group_bytes() -> int | None:
 
 @contextmanager
 def within_free_memory(device: torch.device) -> Iterator[None]:
-    """On the CPU of Linux, let an allocation beyond what is free fail, as a GPU's does, where the
-    system would end the whole process."""
+    """On Linux's CPU, let an allocation beyond the free memory raise an error, as on a GPU, instead
+    of the system ending the whole process."""
     free = free_bytes(device) if device.type == "cpu" else None
     try:
         import resource
@@ -132,7 +132,7 @@ def within_free_memory(device: torch.device) -> Iterator[None]:
 
 
 def machine(device: torch.device | str = "cpu") -> dict[str, str]:
-    """What a figure has to say of where it was measured."""
+    """The machine's description, which is kept beside every measured figure."""
     device = torch.device(device)
     software = {
         "system": platform.system(),
@@ -152,7 +152,7 @@ def machine(device: torch.device | str = "cpu") -> dict[str, str]:
 
 
 def in_a_line(facts: Mapping[str, str]) -> str:
-    """A machine's description as one line: the device by itself, the rest with its name."""
+    """A machine's description as one line: the device, then every other fact with its name."""
     rest = (f"{name} {value}" for name, value in facts.items() if name != "device")
     return "; ".join((facts["device"], *rest))
 

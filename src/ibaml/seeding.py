@@ -1,4 +1,4 @@
-"""How integers become seeds: draws that depend on names (seed, task, purpose), never on order."""
+"""How do integers become seeds? Draws depend on numbers (seed, task, purpose), not on order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """Hash integers to 63 bits (splitmix64), so that near keys give unrelated streams."""
+    """Hash integers to 63 bits (splitmix64), so that neighboring keys give unrelated streams."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
         state = (state + (number & _MASK) + 0x9E3779B97F4A7C15) & _MASK
@@ -19,6 +19,6 @@ def mix(*numbers: int) -> int:
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """One seed from the generator (torch's global one where none is given)."""
+    """One seed from the generator (from torch's global one if None)."""
     device = generator.device if generator is not None else "cpu"
     return int(torch.randint(2**62, (), generator=generator, device=device))

@@ -1,24 +1,45 @@
 """Which words may a person type? The names of methods, solvers and the other choices.
 
-Nothing here needs torch: the command line shows them before anything is loaded.
+Nothing here needs torch, so that --help is fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 METHODS = ("ibaml", "abml", "imaml", "maml", "fomaml", "reptile")
 GAUSSIAN = ("ibaml", "abml")
 IMPLICIT = ("ibaml", "imaml")
 UNROLLED = ("abml", "maml")
-# which methods read an option; the rest is read by all
+# which methods read an option; all methods read the options that are not listed
 READ_BY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("samples", "noise", "beta", "learn_beta", "init_log_var", "belief"), GAUSSIAN),
     **dict.fromkeys(("cg_steps", "curvature", "damping"), IMPLICIT),
     "block": ("ibaml",),
     "lam": ("imaml",),
     "objective": ("ibaml", "abml", "imaml", "maml", "fomaml"),
+}
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A backbone that may be named: `ibaml.nn.NAME.for_inputs` builds it.
+
+    Attributes:
+        images: whether it reads images alone.
+        reads: the settings it reads, with their defaults.
+    """
+
+    images: bool
+    reads: Mapping[str, Any]
+
+
+BACKBONES: Mapping[str, Backbone] = {
+    "conv4": Backbone(images=True, reads={"channels": 32, "norm": "batch"}),
+    "resnet12": Backbone(images=True, reads={"channels": 64, "norm": "batch"}),
+    "mlp": Backbone(images=False, reads={"hidden": "40,40"}),
 }
 
 SolverName = Literal["newton", "descent", "natural", "adam"]

@@ -1,8 +1,8 @@
 """How good is a trained run, by itself and beside others?
 
-`protocol` says how it is judged, `tasks` by which tasks, `judge` does it, `files` and `pictures`
-keep what was found, `comparison` puts several runs side by side. The parts are loaded when they are
-asked for: the protocol alone, which the command line shows, needs no torch.
+`protocol` says how it is judged, `tasks` on which tasks, `judge` does it, `files` and `pictures`
+save the results, `comparison` puts several runs side by side. The parts are loaded when they are
+used: the protocol, which the command line shows, needs no torch.
 """
 
 from typing import TYPE_CHECKING

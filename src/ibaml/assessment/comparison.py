@@ -1,4 +1,4 @@
-"""How does a run stand beside others, task by task?"""
+"""How does a run compare with others, task by task?"""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ibaml.training.run import Run
 
 
 def comparable(runs: Sequence[Run], protocol: Protocol) -> None:
-    """Refuse runs that were not trained for the same tasks, by the field that differs; what the
-    protocol says is the same for all."""
+    """Refuse runs that were not trained for the same tasks, and name the field that differs. Fields
+    that the protocol sets are the same for all."""
     first = runs[0]
     for run in runs[1:]:
         if run.settings.regression != first.settings.regression:
@@ -33,17 +33,17 @@ def comparable(runs: Sequence[Run], protocol: Protocol) -> None:
             if ours != theirs and getattr(protocol, field) is None:
                 raise SettingsError(
                     f"{field} differs: {ours} in {first.path}, {theirs} in {run.path}; give "
-                    f"--{field} to judge all by the same tasks"
+                    f"--{field} to judge all on the same tasks"
                 )
         if run.data["digest"] != first.data["digest"] and protocol.data is None:
             raise SettingsError(
                 f"the data differ: {first.data['name']} in {first.path}, {run.data['name']} in "
-                f"{run.path}; give --data to judge all by the same tasks"
+                f"{run.path}; give --data to judge all on the same tasks"
             )
 
 
 def differences(scores: Mapping[str, Scores]) -> dict[str, dict[str, Interval]]:
-    """Every learner's figures minus the first's, task by task."""
+    """Every learner's figures minus those of the first, task by task."""
     first, *others = scores.items()
     return {name: paired(first[1], other) for name, other in others}
 
@@ -55,7 +55,7 @@ def write_comparison(
     title: str,
     target: Target | None = None,
 ) -> list[Path]:
-    """comparison.json, and the pictures where matplotlib is installed."""
+    """Write comparison.json, and the pictures if matplotlib is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     summaries = {name: s.summary() for name, s in scores.items()}
     content = {

@@ -1,4 +1,4 @@
-"""What is left behind of an assessment: which files hold its figures?"""
+"""Which files hold the figures of an assessment?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ibaml.tasks.keyed import Target
 def write_assessment(
     assessment: Assessment, folder: Path, facts: Mapping[str, Any], split: str = "test"
 ) -> list[Path]:
-    """summary.json, tasks.csv and tasks.json, and the pictures."""
+    """Write summary.json, tasks.csv and tasks.json, and the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = {**facts, **drawn_facts(assessment.main, assessment.source.target)}
     summary = {
@@ -56,12 +56,12 @@ def write_assessment(
 
 
 def drawn_facts(scores: Scores, target: Target | None) -> dict[str, Any]:
-    """How many tasks there were, where draws share them; the name of a target with units."""
+    """The number of distinct tasks, if draws share them; the name of a target with units."""
     count = {} if scores.groups is None else {"distinct_tasks": scores.distinct}
     return count if target is None else {**count, "target": target.name}
 
 
 def plain(value: Interval) -> dict[str, float | None]:
-    """An interval for JSON, which has no infinity."""
+    """An interval for JSON, with None for infinity, which JSON lacks."""
     numbers = {"value": value.value, "low": value.low, "high": value.high}
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

@@ -18,18 +18,18 @@ from ibaml.training.run import Run
 from ibaml.training.start import load_run
 from ibaml.words import NormStats
 
-OnProgress = Callable[[str, int], None]  # which protocol, tasks done
+OnProgress = Callable[[str, int], None]  # arguments: which protocol, tasks done
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """Scores by the name of the batch-norm protocol, most people's first."""
+    """Scores by the name of the batch-norm protocol, the one of `learner.adapt` first."""
 
     learner: MetaLearner
     source: TaskSource
     step: int
     scores: dict[str, Scores]
-    diverged: dict[str, int]  # tasks whose adaptation diverged: the prior answered
+    diverged: dict[str, int]  # tasks whose adaptation diverged; there the prior predicts
 
     @property
     def main(self) -> Scores:
@@ -44,10 +44,10 @@ def assess(
     on_progress: OnProgress | None = None,
     progress: Progress | None = None,
 ) -> Assessment:
-    """The learner of a run on the tasks of the protocol.
+    """Judge the learner of a run on the tasks of the protocol.
 
     Args:
-        beside: with batch norm, judge by the transductive statistics too.
+        beside: with batch norm, judge with the transductive statistics too.
     """
     source = open_test(run, protocol, progress)
     learner, step = load_run(run, protocol.which, pick_device(protocol.device))
@@ -65,7 +65,7 @@ def assess_learner(
     beside: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Assessment:
-    """Any learner on the tasks of the protocol."""
+    """Judge any learner on the tasks of the protocol."""
     if protocol.steps is not None:
         solver = replace(cast(Any, learner.solver), steps=protocol.steps)
         learner = learner.replace(solver=solver)
@@ -93,8 +93,8 @@ def assess_learner(
 def norm_protocols(
     learner: MetaLearner, asked: str | None, beside: bool
 ) -> dict[str, NormStats | None]:
-    """The batch-norm protocols to judge by, by name; one without a name where there is no batch
-    norm."""
+    """The batch-norm protocols to judge with, by name; without batch norm a single one with an
+    empty name."""
     chosen = cast(NormStats | None, asked)
     kinds = sorted(set(learner.norm_plan(chosen).values()))
     if not kinds:

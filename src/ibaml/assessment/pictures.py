@@ -16,8 +16,8 @@ from ibaml.tasks import EpisodeTasks, SinusoidTasks
 
 
 def draw_assessment(assessment: Assessment, folder: Path, split: str = "test") -> list[Path]:
-    """The pictures of a run: reliability, selective accuracy and an episode, or fits; none where
-    matplotlib is missing, for the figures are written already."""
+    """The pictures of a run: reliability, selective accuracy and an episode, or regression fits.
+    There are none if matplotlib is missing; the figures are written already."""
     if missing("matplotlib") is not None:
         return []
     pictures = []
@@ -40,7 +40,7 @@ def draw_assessment(assessment: Assessment, folder: Path, split: str = "test") -
 def draw_predictions(
     learner: MetaLearner, source: EpisodeTasks, path: Path, split: str = "test", key: int = 0
 ) -> Path:
-    """An episode with what the learner said of its queries (four of each class)."""
+    """An episode with the learner's predictions for its queries (four of each class)."""
     episodes = source.episodes(split)
     batch = episodes.batch([key])
     said = learner.adapt_all(batch).predict_proba(batch.query_x)[0].cpu()

@@ -1,4 +1,4 @@
-"""Which tasks is a run judged by: its own, or what the protocol names in their place?"""
+"""On which tasks is a run judged? Its own, or those that the protocol names instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ibaml.training.settings import FIELDS
 
 
 def open_test(run: Run, protocol: Protocol, progress: Progress | None = None) -> TaskSource:
-    """The tasks a run is judged by."""
+    """The tasks that a run is judged on."""
     settings = run.settings
     changed = {
         name: value
@@ -27,7 +27,7 @@ def open_test(run: Run, protocol: Protocol, progress: Progress | None = None) ->
     kind = data_kind({**vars(settings), **changed})
     if kind.reads("queries"):
         changed.setdefault("queries", QUERIES)
-    if "data" in changed:  # what belongs to the run's own data does not go with it
+    if "data" in changed:  # settings of the run's own data do not apply to other data
         own = ("root", "splits", "image_size", *kind.unread)
         changed = {**{name: FIELDS[name].default for name in own}, **changed}
         if kind.reads("image_size") and len(run.data["example_shape"]) == 3:
@@ -54,5 +54,5 @@ def open_test(run: Run, protocol: Protocol, progress: Progress | None = None) ->
                 else "one is regression and the other is not"
             )
         )
-    source.batches(protocol.split, [0])  # no such split, too few classes: said now
+    source.batches(protocol.split, [0])  # a missing split or too few classes fail now
     return source

@@ -1,4 +1,4 @@
-"""What a person types."""
+"""Which commands does ``ibaml`` have?"""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main(
 
 @app.command()
 def methods() -> None:
-    """List the methods: every one is a row of choices."""
+    """List the methods, and the choices each one makes."""
     from ibaml import methods as recipes
 
     rows = [line for line in (recipes.__doc__ or "").splitlines() if line.startswith("|")]
@@ -64,16 +64,16 @@ def methods() -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the run and its pictures go.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the run and its pictures.")] = Path(
         "runs/demo"
     ),
     iterations: Annotated[int, typer.Option(min=1, help="Meta-iterations of 8 tasks.")] = 600,
-    tasks: Annotated[int, typer.Option(min=2, help="Test tasks.")] = 200,
+    tasks: Annotated[int, typer.Option(min=2, help="Number of test tasks.")] = 200,
 ) -> None:
-    """Meta-train iBaML on characters of many scripts, and judge it.
+    """Meta-train iBaML on characters of many scripts, and test it on new scripts.
 
-    It then learns five characters of a script it never saw from one example each.
-    That takes about three minutes on two cores.
+    Each test task has five characters of an unseen script, with one example each.
+    This takes about three minutes on two cores.
     """
     from ibaml import demo as story
 
@@ -84,7 +84,7 @@ def demo(
             out, iterations, lambda run, learner: [LiveView(run.settings.log_every, "accuracy")]
         )
         if outcome.signal is not None:
-            say(f"saved after iteration {outcome.step}; the same command goes on")
+            say(f"saved after iteration {outcome.step}; the same command continues")
             raise typer.Exit(128 + outcome.signal)
         with evaluate.counting(tasks) as count:
             result = story.judge(run, out, tasks, count)
@@ -98,7 +98,7 @@ def demo(
         cells += [evaluate.written(figures[m], m) if m in figures else "–" for m in ("nll", "ece")]
         table.add_row(name, *cells)
     console.print(table)
-    say(f"{time.monotonic() - began:.0f} s. 95 % intervals over tasks. Look at:")
+    say(f"{time.monotonic() - began:.0f} s. Intervals are 95 %, over tasks. Files:")
     for file in result.files:
         say(f"  {file}")
-    say(f"More: ibaml evaluate {run.path}; ibaml train --help")
+    say(f"Next: ibaml evaluate {run.path}; ibaml train --help")

@@ -1,4 +1,4 @@
-"""``ibaml bench``: what does it cost here?"""
+"""``ibaml bench``: what does a meta-gradient cost on this machine?"""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ _PHASES = ("forward", "backward", "together")
 
 
 class _Measurements(TyperGroup):
-    """Each command gets its options when it is asked for, so that the paper's room is imported
-    then and not before."""
+    """Builds the options of a command only when it is used, because they import `ibaml.paper`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return ["complexity"]
@@ -46,31 +45,32 @@ def commands(app: typer.Typer) -> None:
         no_args_is_help=True,
         help="Measure what a meta-gradient costs on this machine.",
     )
-    bench.callback()(lambda: None)  # a group has commands of its own or a callback
+    bench.callback()(lambda: None)  # typer needs a callback where no command is registered
     app.add_typer(bench, name="bench")
 
 
 def complexity(
-    out: Annotated[Path, typer.Option(help="Where CSV, picture and JSON go.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for CSV, picture and JSON.")] = Path(
         "runs/complexity"
     ),
     json: Annotated[
-        Path | None, typer.Option(help="Where the points go (default: OUT/complexity.json).")
+        Path | None, typer.Option(help="File for the points (default: OUT/complexity.json).")
     ] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", help="Measure nothing: show what this JSON holds.")
+        Path | None, typer.Option("--from", help="Do not measure; show this JSON file.")
     ] = None,
     **given: Any,
 ) -> None:
-    """Measure time and memory of the meta-gradient against K and L.
+    """Measure time and memory of the meta-gradient as K and L grow.
 
     This is Figure 2 of the paper, on this machine.
 
-    Forward (adaptation and query loss), backward (the meta-gradient) and both together, for MAML,
-    iMAML, ABML and iBaML; a table, a CSV and a picture. Several values have commas between them.
+    It measures forward (adaptation and query loss), backward (the meta-gradient) and both together
+    for MAML, iMAML, ABML and iBaML, and writes a table, a CSV and a picture.
+    Options that take several values have commas between them: --ks 1,5,10
 
-    On a machine with torch and numpy alone: python -m ibaml.complexity --json FILE; then, here,
-    ibaml bench complexity --from FILE. See docs/complexity.md.
+    To measure a machine that has only torch and numpy, run python -m ibaml.complexity --json FILE
+    there, then ibaml bench complexity --from FILE here. See docs/complexity.md.
     """
     from ibaml.paper.complexity.findings import written
     from ibaml.paper.complexity.measure import measure
@@ -87,7 +87,7 @@ def complexity(
             files = []
         else:
             sweep = Sweep.of(given)
-            out.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
+            out.mkdir(parents=True, exist_ok=True)  # fails now, not at the end
             say_if_without_pictures()
             with counting() as count:
                 measured = measure(sweep, count)
@@ -108,7 +108,7 @@ def _refuse_beside_from(json: Path | None, given: dict[str, Any]) -> None:
     named = [flag(name) for name, value in given.items() if value is not None]
     named += ["--json"] if json is not None else []
     if named:
-        raise ValueError(f"{named[0]} does not go with --from: that measures nothing")
+        raise ValueError(f"{named[0]} does not go with --from, which measures nothing")
 
 
 def _show(measured: Measured) -> None:
@@ -137,7 +137,7 @@ def _show(measured: Measured) -> None:
 
 
 def _written(number: float | None) -> str:
-    """Three digits that count."""
+    """A number with three significant digits."""
     if number is None:
         return "–"
     digits = max(0, 2 - math.floor(math.log10(abs(number)))) if number else 0

@@ -1,4 +1,4 @@
-"""``ibaml data``: what there is, what is in it, how it looks, and whether it is sound."""
+"""``ibaml data``: which datasets are there, what is in one, and is it fit for use?"""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look at datasets, check them, fetch them, clear the cache.",
+    help="List, show, check and download datasets; clear the cache.",
     rich_markup_mode="rich",
 )
 
 Spec = Annotated[
     str,
     typer.Argument(
-        help="A name of `ibaml data list`, an image folder or zip, a CSV list, an .npz."
+        help="A name from `ibaml data list`, an image folder or zip, a CSV list, or an .npz."
     ),
 ]
 Root = Annotated[
-    Path | None, typer.Option(help="Where the files lie (default: $IBAML_DATA/NAME, or data/NAME).")
+    Path | None, typer.Option(help="Folder of the files (default: $IBAML_DATA/NAME, or data/NAME).")
 ]
 Splits = Annotated[
-    Path | None, typer.Option(help='A JSON file {"train": [class, …], "val": …, "test": …}.')
+    Path | None, typer.Option(help='JSON file: {"train": \\[class, …], "val": …, "test": …}.')
 ]
 Size = Annotated[
     int | None,
     typer.Option(
-        min=4, help="Side of the images of a folder or list of your own.", show_default="84"
+        min=4, help="Side in pixels of your own images (folder or list).", show_default="84"
     ),
 ]
 
 
 def load(spec: str, root: Path | None, splits: Path | None, size: int | None) -> Dataset:
-    """Open a dataset with a bar while it is decoded for the first time."""
+    """Open a dataset, with a progress bar while it is decoded for the first time."""
     from ibaml.tasks.catalog import open_data
 
     with decoding() as progress:
@@ -62,7 +62,7 @@ def load(spec: str, root: Path | None, splits: Path | None, size: int | None) ->
 
 @contextmanager
 def decoding() -> Iterator[Callable[[int, int], None]]:
-    """A bar that appears while a dataset is decoded for the first time, and goes when it is."""
+    """A progress bar that shows only while a dataset is decoded for the first time."""
     columns = (TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     bars: list[Progress] = []
 
@@ -84,7 +84,7 @@ def decoding() -> Iterator[Callable[[int, int], None]]:
 
 @app.command("list")
 def list_() -> None:
-    """List the datasets that are known by name."""
+    """List the datasets that have a name."""
     from ibaml.tasks.catalog import CATALOG
 
     table = Table()
@@ -98,7 +98,7 @@ def list_() -> None:
 
 @app.command()
 def info(spec: Spec, root: Root = None, splits: Splits = None, image_size: Size = None) -> None:
-    """Show classes, images, splits, license, mean and deviation."""
+    """Show classes, images, splits, license, mean and standard deviation."""
     with errors_as_sentences():
         data = load(spec, root, splits, image_size)
     counts = [data.count(c) for c in range(len(data.classes))]
@@ -108,7 +108,7 @@ def info(spec: Spec, root: Root = None, splits: Splits = None, image_size: Size 
         "images", f"{len(data.examples):,}, {' × '.join(map(str, data.examples.shape[1:]))}"
     )
     table.add_row("classes", f"{len(data.classes):,}")
-    table.add_row("images a class", f"{min(counts)} to {max(counts)}")
+    table.add_row("images per class", f"{min(counts)} to {max(counts)}")
     for split, members in data.splits.items():
         images = sum(counts[c] for c in members)
         table.add_row(f"split {split}", f"{len(members)} classes, {images:,} images")
@@ -126,18 +126,22 @@ def preview(
     splits: Splits = None,
     image_size: Size = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    ways: Annotated[int, typer.Option(min=1)] = 5,
-    shots: Annotated[int, typer.Option(min=1)] = 1,
-    queries: Annotated[int, typer.Option(min=1)] = 5,
-    key: Annotated[int, typer.Option(help="Which episode.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Where the picture goes.")] = None,
+    ways: Annotated[int, typer.Option(min=1, help="Classes per episode.")] = 5,
+    shots: Annotated[int, typer.Option(min=1, help="Support images per class.")] = 1,
+    queries: Annotated[int, typer.Option(min=1, help="Query images per class.")] = 5,
+    key: Annotated[
+        int, typer.Option(help="Which episode: the same number draws the same one.")
+    ] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the picture (default: in runs/preview).")
+    ] = None,
 ) -> None:
     """Draw one episode: support above, query below, with labels."""
     from ibaml.report import draw_episode
     from ibaml.tasks.episodes import Episodes
 
     with errors_as_sentences():
-        need("matplotlib")  # said before anything is decoded
+        need("matplotlib")  # fails before anything is decoded
         data = load(spec, root, splits, image_size)
         episodes = Episodes(data, split, ways, shots, queries, normalize=False)
         batch = episodes.batch([key])
@@ -159,14 +163,14 @@ def check(
     root: Root = None,
     splits: Splits = None,
     image_size: Size = None,
-    ways: Annotated[int, typer.Option(min=1)] = 5,
-    shots: Annotated[int, typer.Option(min=1)] = 1,
-    queries: Annotated[int, typer.Option(min=1)] = 15,
+    ways: Annotated[int, typer.Option(min=1, help="Classes per episode.")] = 5,
+    shots: Annotated[int, typer.Option(min=1, help="Support images per class.")] = 1,
+    queries: Annotated[int, typer.Option(min=1, help="Query images per class.")] = 15,
 ) -> None:
     """Look for unreadable images, duplicates, leaks and small classes.
 
-    A leak is the same image in two splits. The accuracy of nearest centroids on
-    raw pixels is the floor that any learner must beat.
+    A leak is the same image in two splits. The check also prints the accuracy of
+    nearest centroids on raw pixels, which any learner must beat.
     """
     from ibaml.tasks.inspect import inspect_dataset, nearest_centroid
 
@@ -197,16 +201,16 @@ def check(
             setting = f"{ways}-way {shots}-shot nearest centroid on pixels"
             say(f"{split}: {setting} {100 * floor:.1f} % (chance {100 / ways:.0f} %)")
     if report.serious:
-        say("The same image is in two splits: mend them before you trust a test.", style="red")
+        say("The same image is in two splits: remove one before you trust a test.", style="red")
         raise typer.Exit(1)
 
 
 @app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="A name of `ibaml data list`.")],
+    name: Annotated[str, typer.Argument(help="A name from `ibaml data list`.")],
     root: Root = None,
 ) -> None:
-    """Download a dataset, or say what to bring, from whom and where to."""
+    """Download a dataset, or say where to get it and where to put it."""
     from ibaml.tasks.catalog import CATALOG, data_folder
     from ibaml.tasks.download import fetch
 
@@ -216,9 +220,9 @@ def get(
     known = CATALOG[name]
     folder = data_folder(name, root)
     if not known.remotes:
-        console.print(f"{name}: {known.about}\nterms: {known.license}\nbring: {known.layout}")
+        console.print(f"{name}: {known.about}\nlicense: {known.license}\nyou need: {known.layout}")
         if known.open is not None:
-            say(f"put it into: {folder}")
+            say(f"put it in: {folder}")
         return
     columns = (
         TextColumn("{task.description}"),
@@ -236,10 +240,10 @@ def get(
 @app.command()
 def cache(
     clear: Annotated[
-        bool, typer.Option("--clear", help="Remove them; they are decoded again when asked for.")
+        bool, typer.Option("--clear", help="Remove them; they are decoded again when needed.")
     ] = False,
 ) -> None:
-    """List the datasets decoded on this disk, or clear them."""
+    """List the decoded datasets on this disk, or remove them."""
     from ibaml.tasks import cache as store
 
     with errors_as_sentences():

@@ -28,7 +28,7 @@ _METRICS = {
 
 
 def commands(app: typer.Typer) -> None:
-    """Add both commands: one option for every part of the protocol."""
+    """Add both commands, with one option for every field of `Protocol`."""
     from ibaml.assessment import Protocol
 
     app.command("evaluate")(with_options(evaluate, Protocol))
@@ -36,15 +36,15 @@ def commands(app: typer.Typer) -> None:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder of `ibaml train`.")],
-    out: Annotated[Path | None, typer.Option(help="Default: RUN/evaluation.")] = None,
+    run: Annotated[Path, typer.Argument(help="A run folder that `ibaml train` made.")],
+    out: Annotated[Path | None, typer.Option(help="Folder (default: RUN/evaluation).")] = None,
     **given: Any,
 ) -> None:
     """Test a run on new tasks: accuracy, nll, calibration, pictures.
 
-    Every figure has a 95 % interval over tasks; there is a line per task, too.
+    Every figure has a 95 % interval over tasks. The folder also gets a CSV with a row per task.
 
-    ECE and MCE: top label, 15 bins of equal width. See docs/evaluation.md.
+    ECE and MCE use the top label and 15 bins of equal width. See docs/evaluation.md.
     """
     from ibaml.assessment import Protocol, assess, write_assessment
     from ibaml.training import open_run
@@ -54,7 +54,7 @@ def evaluate(
         say_if_without_pictures()
         found_run = open_run(run)
         folder = out or run / "evaluation"
-        folder.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
+        folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the end
         with decoding() as decoded, counting(protocol.tasks) as count:
             judged = assess(found_run, protocol, on_progress=count, progress=decoded)
         facts = {"run": str(run), "protocol": vars(protocol), "data": judged.source.name}
@@ -65,19 +65,19 @@ def evaluate(
     show({name: s.summary() for name, s in judged.scores.items()}, title, column, target=target)
     if most := max(judged.diverged.values()):
         what = "tasks" if judged.main.groups is None else "draws"
-        say(f"adaptation diverged in {most} of {protocol.tasks} {what}: there the prior answered")
+        say(f"adaptation diverged in {most} of {protocol.tasks} {what}: there the prior predicts")
     for file in files:
         say(f"  {file}")
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run folders.")],
-    out: Annotated[Path, typer.Option(help="Where table and picture go.")] = Path("runs/compare"),
+    out: Annotated[Path, typer.Option(help="Folder for table and picture.")] = Path("runs/compare"),
     **given: Any,
 ) -> None:
     """Test several runs on the same tasks, and show how they differ.
 
-    Every figure, and its difference from the first run task by task, has a 95 % interval.
+    Every figure has a 95 % interval. So has its difference from the first run, task by task.
     """
     from ibaml.assessment import Protocol, assess, comparable, differences, write_comparison
     from ibaml.training import open_run
@@ -98,7 +98,7 @@ def compare(
         title = f"{_tasks(protocol, judged.main)}, the same for all"
         files = write_comparison(scores, out, {"protocol": vars(protocol)}, title, target)
     show({name: s.summary() for name, s in scores.items()}, title, target=target)
-    against = f"minus {next(iter(opened))} (* interval leaves 0 out)"
+    against = f"minus {next(iter(opened))} (* the interval excludes 0)"
     show(differences(scores), against, sign="+", target=target)
     for file in files:
         say(f"  {file}")
@@ -111,7 +111,7 @@ def _tasks(protocol: Any, scores: Any) -> str:
 
 
 def _names(runs: list[Path]) -> dict[str, Path]:
-    """Short names that tell the folders apart."""
+    """A short name for each folder, all of them different."""
     short = [path.name or str(path) for path in runs]
     if len(set(short)) < len(short):
         short = [str(path) for path in runs]
@@ -127,8 +127,8 @@ def show(
     sign: str = "",
     target: Any = None,
 ) -> None:
-    """A table of figures with their intervals (± where it is symmetric); errors in predicting a
-    ``target`` are in its own units."""
+    """Print a table of figures with their intervals (± where symmetric). Errors of a ``target`` are
+    in its own units."""
     titles = {metric: words[0] for metric, words in _METRICS.items()}
     if target is not None:
         titles |= {"nll": "nll (standardized)", "rmse": f"RMSE of {target.name}"}
@@ -145,7 +145,7 @@ def show(
 
 
 def _digits(interval: Any) -> int:
-    """Decimals that show three digits of a figure in units of any size."""
+    """How many decimals show three significant digits of a figure."""
     size = max(abs(n) for n in (interval.value, interval.low, interval.high) if math.isfinite(n))
     return max(0, 2 - math.floor(math.log10(size))) if size else 0
 
@@ -164,7 +164,7 @@ def written(interval: Any, metric: str, sign: str = "", decimals: int | None = N
 
 @contextmanager
 def counting(tasks: int, label: str = "") -> Iterator[Any]:
-    """A bar for each protocol that is evaluated."""
+    """A progress bar for each kind of batch-norm statistics that is evaluated."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""How a table of settings becomes options of a command, so that none is written twice."""
+"""How does a table of settings become the options of a command?"""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ibaml.fields import Setting, fields_of
 
 
 def with_options(function: Callable[..., None], table: type) -> Callable[..., None]:
-    """The function with its ``**given`` spread into one option for every field of ``table``, None
-    where it is not given."""
+    """The function with its ``**given`` replaced by one option for every field of ``table``. An
+    option that a person leaves out is None."""
     hints = typing.get_type_hints(function, include_extras=True)
     own = [
         p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name])
@@ -34,7 +34,7 @@ def with_options(function: Callable[..., None], table: type) -> Callable[..., No
 
 
 def _parameter(field: Setting) -> inspect.Parameter:
-    kind: Any = str if field.several else field.kind  # several: a text with commas
+    kind: Any = str if field.several else field.kind  # several values: one text with commas
     default = field.default if field.shown is None else field.shown
     if isinstance(default, bool):
         default = "yes" if default else "no"

@@ -1,4 +1,4 @@
-"""How does a long measurement show how far it is? A bar on a terminal, lines elsewhere."""
+"""How does a long measurement show its progress? A bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Count = Callable[[int, int, str], None]  # done, of how many, what comes next
 
 @contextmanager
 def counting() -> Iterator[Count]:
-    """A function that is told how far the work is; where there is no terminal it says so at every
-    tenth of the work."""
+    """A function to call with the progress. Without a terminal it prints a line at every tenth of
+    the work."""
     if not console.is_terminal:
         yield _by_tenths()
         return

@@ -1,4 +1,4 @@
-"""``ibaml reproduce``: a figure, a table or a theorem of the paper, beside what we find."""
+"""``ibaml reproduce``: compute a figure, a table or a theorem of the paper, and compare."""
 
 from __future__ import annotations
 
@@ -31,10 +31,16 @@ _HELP = """Reproduce a figure, a table or a theorem of the paper.
 
     ibaml reproduce table1 --option data=omniglot --option train_tasks=5000 --option batch=16
 
-    ibaml reproduce all        (and a page over all of them, runs/paper/index.html)
+    ibaml reproduce all        (also writes a page of all results, runs/paper/index.html)
 
-    Stopped with Ctrl-C, the same command goes on where it was. See docs/paper.md."""
-_NAMES = ("fig1", "fig2", "table1", "fig3", "bounds")  # of `STUDIES`, which --help does not import
+    Ctrl-C stops; the same command then continues. See docs/paper.md."""
+_NAMES = (
+    "fig1",
+    "fig2",
+    "table1",
+    "fig3",
+    "bounds",
+)  # as in `STUDIES`, which --help does not import
 _EVERYTHING = "all"
 
 
@@ -45,19 +51,26 @@ def command(app: typer.Typer) -> None:
 
 def reproduce(
     name: Annotated[str, typer.Argument(help=f"{', '.join(_NAMES)}, or all.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small settings: minutes on two cores.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder (default: runs/paper/NAME; all: runs/paper).")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Another draw of all of them.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="First seed; another one changes all draws.")
+    ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", metavar="NAME=VALUE", help="Another setting of the study."),
+        typer.Option(
+            "--option",
+            "-o",
+            metavar="NAME=VALUE",
+            help="Change a setting of the study (repeatable).",
+        ),
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Compute finished parts again, too.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute finished parts again.")] = False,
 ) -> None:
     from ibaml.paper.folder import write_page
     from ibaml.paper.studies import STUDIES
@@ -65,7 +78,7 @@ def reproduce(
     with errors_as_sentences():
         say_if_without_pictures()
         if name not in (*STUDIES, _EVERYTHING):
-            raise ValueError(f"nothing is called {name!r}: it is {', '.join(STUDIES)}, or all")
+            raise ValueError(f"there is no study {name!r}: take {', '.join(STUDIES)}, or all")
         changes: dict[str, Any] = {"seeds": seeds, "seed": seed}
         changes = {k: v for k, v in changes.items() if v is not None}
         changes.update(_pair(text) for text in option or ())
@@ -74,15 +87,15 @@ def reproduce(
             _run(STUDIES[name], out or root / name, quick, changes, fresh)
             return
         if option:
-            raise ValueError("--option belongs to one study: name it in place of all")
+            raise ValueError("--option changes one study: name that study instead of all")
         failed = [s.name for s in STUDIES.values() if not _tried(s, root, quick, changes, fresh)]
-        say(f"the page over all of them: {write_page(root)}")
+        say(f"page of all results: {write_page(root)}")
         if failed:
-            raise ValueError(f"not done: {', '.join(failed)}")
+            raise ValueError(f"failed: {', '.join(failed)}")
 
 
 def _tried(study: Study, root: Path, quick: bool, changes: dict[str, Any], fresh: bool) -> bool:
-    """Whether a study came to its end; one that lacks its data keeps no other from its own."""
+    """Whether a study finished; one that fails, for lack of data say, does not stop the others."""
     own = {k: v for k, v in changes.items() if k in vars(study.full)}
     try:
         with errors_as_sentences():
@@ -106,20 +119,20 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
     from ibaml.paper.folder import Parts, write_study
 
     settings = study.settings(quick, changes)
-    folder.mkdir(parents=True, exist_ok=True)  # said now, not when all is done
+    folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the end
     if fresh:
         for subfolder in ("parts", "runs"):
             shutil.rmtree(folder / subfolder, ignore_errors=True)
     parts = Parts(folder / "parts", study.name)
     say(f"{study.title}{' (quick)' if quick else ''}")
-    # small matrices: a second thread only costs (a study that trains has a setting for it)
+    # matrices are small, so a second thread only costs time (studies that train have a setting)
     with threads(1), counting() as progress:
         try:
             findings = study.run(settings, parts, progress)
         except KeyboardInterrupt:
             say(
-                f"stopped; {parts.computed + parts.reused} parts (and what runs have saved) are "
-                "kept, the same command goes on"
+                f"stopped; {parts.computed + parts.reused} parts and the checkpoints of runs are "
+                "kept; the same command continues"
             )
             raise typer.Exit(130) from None
     words = [f"ibaml reproduce {study.name}", *(["--quick"] if quick else [])]
@@ -136,9 +149,9 @@ def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh
     for sentence in findings.notes:
         say(f"  · {sentence}")
     if findings.pictures and not any(file.suffix == ".png" for file in files):
-        say("no pictures: the same command where matplotlib is installed, with this folder")
-        say("(parts/ is enough), draws them and computes nothing.")
-    say(f"{parts.computed} parts computed, {parts.reused} read. Look at:")
+        say("no pictures: matplotlib is missing. Where it is installed, the same command with this")
+        say("folder (parts/ is enough) draws them without computing anything.")
+    say(f"{parts.computed} parts computed, {parts.reused} read. Files:")
     for file in files:
         say(f"  {file}")
 

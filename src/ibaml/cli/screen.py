@@ -1,4 +1,4 @@
-"""How the command line speaks: text as it is, errors as sentences, and a live view of a run."""
+"""How does the command line print text, errors and the progress of a run?"""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ibaml.extras import MissingLibrary, missing
 if TYPE_CHECKING:
     from ibaml.training.watch import Step
 
-console = Console(emoji=False)  # a path may hold :100:
+console = Console(emoji=False)  # a path may contain :100:
 
 
 def say(text: object, style: str | None = None) -> None:
-    """Print text that may hold anything, names of files above all."""
+    """Print text as it is: the name of a file may look like markup."""
     console.print(
         str(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
     )
@@ -36,7 +36,7 @@ def say(text: object, style: str | None = None) -> None:
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """What a person can mend is a sentence, not a trace; the exit status says that it failed."""
+    """Print an error that a person can fix as a sentence without a traceback, and exit with 1."""
     from ibaml.tasks.download import DownloadError
     from ibaml.training import TrainingError
 
@@ -49,9 +49,9 @@ def errors_as_sentences() -> Iterator[None]:
 
 
 def say_if_without_pictures() -> None:
-    """Before work that ends in pictures: say it if there will be none, and go on."""
+    """Warn before the work that there will be no pictures, where matplotlib is missing."""
     if (sentence := missing("matplotlib")) is not None:
-        say(f"{sentence}. Going on without.", style="yellow")
+        say(f"{sentence}. Continuing without.", style="yellow")
 
 
 class LiveView:
@@ -71,7 +71,7 @@ class LiveView:
     def started(self, first: int, total: int) -> None:
         self._total, self._began, self._first = total, time.monotonic(), first
         if first:
-            say(f"going on after iteration {first} of {total}")
+            say(f"resuming after iteration {first} of {total}")
         if console.is_terminal:
             self._bar = Progress(
                 TextColumn("[bold]meta-training"),

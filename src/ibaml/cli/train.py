@@ -1,4 +1,4 @@
-"""``ibaml train``: the settings' table as a command line."""
+"""``ibaml train``: how does a person start or resume a run?"""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ibaml.fields import SettingsError, flag
 from ibaml.training.rules import resolve
 from ibaml.training.settings import Settings, read_toml
 
-_START: dict[str, Any] = {"rich_help_panel": "Start, stop, go on"}
+_START: dict[str, Any] = {"rich_help_panel": "Start and resume"}
 
 
 def command(app: typer.Typer) -> None:
-    """Add the command: one option for every setting."""
+    """Add the command, with one option for every setting."""
     app.command("train", help=_HELP)(with_options(_train, Settings))
 
 
@@ -41,20 +41,20 @@ _HELP = """Meta-train a method on a dataset; the result is a run folder.
 
     torchrun --nproc-per-node 4 -m ibaml train --data omniglot --out runs/omniglot
 
-    A setting left out takes the default of its method and data.
-    RUN/config.toml holds all of them. Ctrl-C saves and stops; --resume goes on
-    as if nothing had happened. See docs/training.md."""
+    A setting left out takes the default of its method and data; RUN/config.toml
+    lists them all. Ctrl-C saves and stops; --resume continues exactly where the
+    run stopped. See docs/training.md."""
 
 
 def _train(
     out: Annotated[
-        Path | None, typer.Option(help="Run folder (default: runs/DATA-METHOD).", **_START)
+        Path | None, typer.Option(help="Run folder (default: a new one in runs/).", **_START)
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file of settings; options win over it.", **_START)
+        Path | None, typer.Option(help="TOML file of settings; options override it.", **_START)
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with this run folder.", **_START)
+        Path | None, typer.Option(help="Continue the run in this folder.", **_START)
     ] = None,
     **given: Any,
 ) -> None:
@@ -99,7 +99,7 @@ def _train(
     place = shlex.quote(str(run.path))
     if outcome.signal is not None:
         name = signal.Signals(outcome.signal).name
-        say(f"{name}: saved after iteration {outcome.step}. Go on: ibaml train --resume {place}")
+        say(f"{name}: saved after iteration {outcome.step}. Resume: ibaml train --resume {place}")
         raise typer.Exit(128 + outcome.signal)
     say(f"done: {run.path}. Next: ibaml evaluate {place}")
 
@@ -119,7 +119,7 @@ def _introduce(run: Any, learner: Any) -> None:
 
 
 def free_folder(settings: Settings) -> Path:
-    """runs/DATA-METHOD, with a number where that is taken."""
+    """A new folder in runs/, named after data, task and method; numbered if that name is taken."""
     stem = Path(settings.data).stem or "data"
     size = f"-{settings.ways}w{settings.shots}s" if settings.ways else f"-{settings.shots}s"
     name = f"{stem}{size}-{settings.method}"

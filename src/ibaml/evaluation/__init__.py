@@ -1,4 +1,4 @@
-"""How good, how calibrated, how sure: figures of predictions, with intervals over tasks."""
+"""How good and how calibrated are predictions? Figures with intervals over tasks."""
 
 from ibaml.evaluation.calibration import Reliability, bin_sums, ece, mce, reliability
 from ibaml.evaluation.compare import paired

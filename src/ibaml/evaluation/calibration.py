@@ -20,7 +20,7 @@ class Reliability:
 
 
 def bin_sums(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> np.ndarray:
-    """What calibration needs of each task, (T, B, 3): count, sum of confidence, number right.
+    """Sums over the predictions of each task, (T, B, 3): count, sum of confidence, number right.
 
     The definition is torchmetrics'. Only the top label counts. Bin k of ``bins`` is
     [k/bins, (k+1)/bins), closed below, and a confidence of exactly 1 has a bin of its own, so that
@@ -52,7 +52,7 @@ def bin_sums(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> n
 
 def ece(sums: np.ndarray) -> np.ndarray:
     """Expected calibration error of sums (…, B, 3) over tasks: mean over predictions of the gap
-    |accuracy − mean confidence| of their bin, (…)."""
+    |accuracy − mean confidence| of their bins, (…)."""
     count, confidence, right = _columns(sums)
     return np.abs(right - confidence).sum(-1) / count.sum(-1)
 
@@ -60,7 +60,7 @@ def ece(sums: np.ndarray) -> np.ndarray:
 def mce(sums: np.ndarray) -> np.ndarray:
     """Maximum calibration error of sums (…, B, 3) over tasks: the largest gap of a bin, (…).
 
-    An empty bin has none; a bin of one prediction counts as much as any other.
+    Empty bins do not count; a bin of one prediction counts as much as any other.
     """
     count, confidence, right = _columns(sums)
     gap = np.abs(right - confidence) / np.where(count > 0, count, 1)

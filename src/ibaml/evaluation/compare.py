@@ -11,9 +11,9 @@ def paired(
 ) -> dict[str, Interval]:
     """b − a for every figure of their `summary`, task by task.
 
-    Figures that are means over tasks get the t interval of the tasks' differences; the others
-    (ece, mce, rmse) a bootstrap in which both see the same resampled tasks. Where tasks share
-    groups, all get a bootstrap in which both see the same resampled groups.
+    Figures that are means over tasks get the t interval of the tasks' differences. The others (ece,
+    mce, rmse) get a bootstrap in which both learners see the same resampled tasks. If tasks share
+    groups, all figures get a bootstrap over the same resampled groups.
     """
     if type(a) is not type(b):
         raise ValueError(f"cannot compare {type(a).__name__} with {type(b).__name__}")

@@ -1,7 +1,7 @@
-"""How sure is a figure? Intervals over tasks, which are what was drawn at random.
+"""How sure is a figure? Intervals over tasks, because tasks are drawn at random.
 
-Where tasks share groups (1,000 tasks drawn from 26 countries), only the groups are independent:
-given the group of each task, intervals are over the groups.
+If tasks share groups (1,000 tasks drawn from 26 countries), only the groups are independent. Given
+the group of each task, intervals are over the groups.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ibaml.extras import need
 
 Statistic = Callable[[np.ndarray], np.ndarray]  # (…, *shape) sums over tasks to (…) figures
 
-_CHUNK = 1 << 20  # numbers held at once while resampling
+_CHUNK = 1 << 20  # numbers in memory at once while resampling
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def mean_interval(
 ) -> Interval:
     """The mean of one value per task (T,), with Student's t interval; over groups by `bootstrap`.
 
-    One task, or one group, says nothing of the spread: its interval is infinite.
+    One task, or one group, says nothing about the spread, so its interval is infinite.
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not len(values):
@@ -70,9 +70,9 @@ def bootstrap(
     of the resamples, and is corrected for bias, which resampling shows as b = mean of the
     resamples − value:
 
-        [value − (1 + √2)·b − t·e,  value − b + t·e]    (the other way round where b < 0)
+        [value − (1 + √2)·b − t·e,  value − b + t·e]    (mirrored if b < 0)
 
-    widened to hold the value and cut at the bounds. Of one task it is as wide as the bounds.
+    widened to contain the value and cut at the bounds. For one task it is as wide as the bounds.
 
     Why two multiples of b: a sum of |gaps| is biased upwards by noise in gaps near zero. Far from
     zero b estimates that bias. Where all true gaps are zero, resampling doubles the noise's
@@ -117,7 +117,7 @@ def bootstrap_difference(
 
 
 def _of_groups(sums: np.ndarray, groups: Sequence[str] | None) -> np.ndarray:
-    """What each group adds, from what each task does."""
+    """The sums of each group, from the sums of each task."""
     if groups is None:
         return sums
     if len(groups) != len(sums):

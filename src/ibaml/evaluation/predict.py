@@ -1,5 +1,5 @@
-"""How a learner does on tasks: adapt to each, predict its queries, score them; in batches of tasks,
-so that memory stays flat."""
+"""How good is a learner on tasks? Adapt to each, predict its queries and score them, in batches of
+tasks so that memory does not grow."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def score_tasks(
     progress: Callable[[int], None] | None = None,
     diverged: list[int] | None = None,
 ) -> Scores:
-    """Scores of the tasks of these keys: with the groups they were drawn from, and errors in the
-    target's own units, where the source knows of them.
+    """Scores of the tasks of these keys. If the source has groups or a target with units, the
+    scores have the groups, and errors in those units.
 
     Args:
         samples: Monte-Carlo samples of a prediction.
         norm_stats: batch norm's statistics, see `MetaLearner.adapt`.
         batch: tasks at once.
-        progress: told the number of tasks done so far.
-        diverged: keys of tasks whose adaptation diverged, so that the prior answered, are added.
+        progress: called with the number of tasks done so far.
+        diverged: gets the keys of tasks whose adaptation diverged; there the prior predicts.
     """
     if not keys:
         raise ValueError("keys: at least one task is needed")
@@ -80,8 +80,8 @@ def fit_temperature(
     add_up: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
 ) -> Scores | None:
     """Fit the temperature of predictions on the tasks of these keys, for a learner whose likelihood
-    is ``Categorical("fitted")`` or ``"both"``; the scores of these tasks with it (None for no keys,
-    which a process among several may have).
+    is ``Categorical("fitted")`` or ``"both"``. Returns the scores of these tasks with it, or None
+    without keys, which one of several processes may have.
 
     Args:
         add_up: sums tensors over processes, in place.
@@ -98,7 +98,7 @@ def fit_temperature(
             posteriors = learner.adapt_all(group)
             seen.append((group, posteriors.outputs(group.query_x, samples)))
     sharp = float(likelihood.log_temperature.exp())
-    # what is not finite is refused below, when all processes have what they wait for
+    # values that are not finite are refused below, when no process waits for this one any more
     logits = [outputs.nan_to_num() * sharp for _, outputs in seen]
     fit = fit_log_temperature(logits, [group.query_y for group, _ in seen], add_up)
     likelihood.log_fit.fill_(fit)
@@ -142,5 +142,5 @@ def _finite(predictions: Tensor, batch: TaskBatch) -> None:
     if bool(not_finite.any()):
         key = batch.task_keys[int(not_finite.nonzero()[0, 0])]
         raise FloatingPointError(
-            f"the predictions for task {key} are not finite: are the learner's weights sound?"
+            f"the predictions for task {key} are not finite: are the learner's weights finite?"
         )

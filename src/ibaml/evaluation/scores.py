@@ -1,5 +1,5 @@
-"""What is kept of predictions, and which figures sum it up? Per task, so that tasks can be joined,
-resampled and paired."""
+"""What is kept of predictions, and which figures summarize it? Scores are kept per task, so that
+tasks can be joined, resampled and paired."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ibaml.evaluation.intervals import Interval, Statistic, bootstrap, mean_inte
 
 Row = dict[str, Any]
 
-_SUM_TOLERANCE = 0.02  # bfloat16 probabilities of many classes add up no better
+_SUM_TOLERANCE = 0.02  # bfloat16 probabilities of many classes sum to 1 no better than this
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +26,8 @@ class _PerTask:
     """Fields with one entry per task, kept in the order of the keys.
 
     Attributes:
-        groups: what each task was drawn from, by name, where several may be drawn from the same
-            (the rows of one country). Intervals are then over the groups.
+        groups: the name of the group that each task was drawn from, if tasks share groups (the rows
+            of one country). Intervals are then over the groups.
     """
 
     keys: tuple[int, ...]
@@ -36,7 +36,7 @@ class _PerTask:
     def __post_init__(self) -> None:
         keys = tuple(int(key) for key in self.keys)
         if not keys:
-            raise ValueError("keys: no tasks, and figures need at least one")
+            raise ValueError("keys: there are no tasks, and figures need at least one")
         if self.groups is not None and len(self.groups) != len(keys):
             raise ValueError(f"groups is of {len(self.groups)} tasks and keys of {len(keys)}")
         order = sorted(range(len(keys)), key=keys.__getitem__)
@@ -57,7 +57,7 @@ class _PerTask:
 
     @property
     def distinct(self) -> int:
-        """Tasks that intervals are over: the groups, where there are any."""
+        """The number that intervals are over: of groups if there are any, else of tasks."""
         return len(set(self.keys if self.groups is None else self.groups))
 
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -67,7 +67,7 @@ class _PerTask:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """The tasks of several parts as one; how they were parted makes no difference."""
+        """The tasks of several parts as one; the way they were divided makes no difference."""
         if not parts:
             raise ValueError("join needs at least one part, got none")
         arrays = [part._arrays() for part in parts]
@@ -80,7 +80,7 @@ class _PerTask:
                     )
         grouped = [part.groups for part in parts if part.groups is not None]
         if len(grouped) not in (0, len(parts)):
-            raise ValueError("groups: some parts have them and some have not; give them to all")
+            raise ValueError("groups: some parts have them and some do not; give them to all")
         keys = tuple(key for part in parts for key in part.keys)
         groups = tuple(name for names in grouped for name in names) if grouped else None
         joined = {name: np.concatenate([a[name] for a in arrays]) for name in arrays[0]}
@@ -100,7 +100,7 @@ class ClassScores(_PerTask):
         keys: of the tasks, ascending.
         nll: −log of the right class's probability, (T, M).
         confidence: the largest class probability, (T, M).
-        correct: whether that class (the first of equals) is the right one, (T, M).
+        correct: whether that class (the first, if several are equal) is the right one, (T, M).
         brier: Σ over classes of (p − [class is right])², (T, M).
     """
 
@@ -164,7 +164,7 @@ class ClassScores(_PerTask):
 
     @property
     def count(self) -> np.ndarray:
-        """Predictions of each task, (T,)."""
+        """The number of predictions of each task, (T,)."""
         return np.full(len(self.keys), self.nll.shape[1])
 
     def means(self) -> dict[str, np.ndarray]:
@@ -176,7 +176,7 @@ class ClassScores(_PerTask):
         }
 
     def bins(self) -> np.ndarray:
-        """What calibration needs of each task, (T, B, 3): see `calibration.bin_sums`."""
+        """Calibration sums of each task, (T, B, 3): see `calibration.bin_sums`."""
         return bin_sums(self.confidence, self.correct)
 
     def pooled(self) -> dict[str, tuple[Statistic, np.ndarray]]:
@@ -199,10 +199,10 @@ class ClassScores(_PerTask):
         return result
 
     def selective(self, points: int = 100) -> tuple[np.ndarray, np.ndarray]:
-        """Accuracy when only the surest predictions are answered: coverage, accuracy, (points,).
+        """Accuracy if only the surest predictions are answered: coverage and accuracy, (points,).
 
-        Coverage is the share answered, 1/points to 1. Among equally sure predictions the accuracy
-        is the one expected of a random order.
+        Coverage is the share answered, 1/points to 1. Equally sure predictions count as in random
+        order.
         """
         if points < 1:
             raise ValueError(f"points must be 1 or more, got {points}")
@@ -227,8 +227,9 @@ class RegressionScores(_PerTask):
     Attributes:
         keys: of the tasks, ascending.
         count: queries of the task.
-        nll: mean over its queries of −log predictive density (of a table's standardized target).
-        mse: mean squared error of the predictive mean (a table's in the target's own units).
+        nll: mean over its queries of −log predictive density (for a table, of the standardized
+            target).
+        mse: mean squared error of the predictive mean (for a table, in the target's own units).
         inside: share of the queries inside the 95 % predictive interval.
     """
 

@@ -1,6 +1,6 @@
-"""Which temperature makes predictions as sure as they should be, on classes not trained on?
+"""Which temperature makes predictions calibrated on classes that were not trained on?
 
-One number t for all tasks: the least nll of averaged predictions, mean over s of softmax(t·z_s).
+One number t for all tasks minimizes the nll of the averaged predictions, mean_s softmax(t·z_s).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-LIMIT = 3.0  # |log t| at most: beyond it the tasks do not say (all right, or all at chance)
+LIMIT = 3.0  # largest |log t|, for tasks that do not bound it (all answers right, or all at chance)
 _ROUNDS, _POINTS = 4, 13
 
 
@@ -20,7 +20,7 @@ def fit_log_temperature(
     labels: Sequence[Tensor],
     add_up: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
 ) -> float:
-    """log t with the least nll, 0.01 % fine; the same in all processes whose sums are added up.
+    """log t with the least nll, to 0.01 %; the same in all processes whose sums are added up.
 
     Args:
         logits: of tasks, (T, S, M, C) each: S draws, M predictions.

@@ -54,3 +54,10 @@ def conv4(
         "conv4", ways=ways, channels=channels, in_channels=in_channels, image_size=image_size,
         norm=norm,
     )  # fmt: skip
+
+
+def for_inputs(
+    shape: tuple[int, ...], outputs: int, *, regression: bool, channels: int, norm: Norm
+) -> Conv4:
+    """The network for images of this shape, as settings ask for it."""
+    return conv4(outputs, channels, shape[0], shape[-1], norm)

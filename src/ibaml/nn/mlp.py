@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 from typing import Literal
 
 from torch import nn
@@ -43,3 +44,12 @@ def mlp(
         nn.Sequential(*layers, nn.Linear(widths[-1], outputs)),
         "mlp", inputs=inputs, outputs=outputs, hidden=list(hidden), activation=activation,
     )  # fmt: skip
+
+
+def for_inputs(
+    shape: tuple[int, ...], outputs: int, *, regression: bool, hidden: str
+) -> nn.Sequential:
+    """The network for inputs of this shape, as settings ask for it; ``hidden`` is a text such as
+    ``"40,40"``."""
+    widths = [int(part) for part in hidden.split(",")] if hidden.strip() else []
+    return mlp(prod(shape), outputs, widths, "tanh" if regression else "relu")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeVar
 
 from torch import nn
+
+from ibaml.words import BACKBONES
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -23,20 +27,18 @@ def recipe_of(net: nn.Module) -> dict[str, Any] | None:
     return recipe if _shapes(build(recipe)) == _shapes(net) else None
 
 
+def backbone(name: str) -> ModuleType:
+    """The file of a backbone; its function of the same name builds it."""
+    return import_module(f"ibaml.nn.{name}")
+
+
 def build(recipe: dict[str, Any]) -> nn.Module:
     """The network of a recipe, with weights of its own."""
-    from ibaml import nn as backbones
-
-    known: dict[str, Any] = {
-        "conv4": backbones.conv4,
-        "mlp": backbones.mlp,
-        "resnet12": backbones.resnet12,
-    }
     arguments = dict(recipe)
     name = arguments.pop("name", None)
-    if name not in known:
-        raise ValueError(f"there is no backbone {name!r}: there are {', '.join(known)}")
-    net: nn.Module = known[name](**arguments)
+    if name not in BACKBONES:
+        raise ValueError(f"there is no backbone {name!r}: there are {', '.join(BACKBONES)}")
+    net: nn.Module = getattr(backbone(name), name)(**arguments)
     return net
 
 

@@ -66,3 +66,10 @@ def resnet12(
         ResNet12(ways, in_channels, widths, norm),
         "resnet12", ways=ways, in_channels=in_channels, widths=list(widths), norm=norm,
     )  # fmt: skip
+
+
+def for_inputs(
+    shape: tuple[int, ...], outputs: int, *, regression: bool, channels: int, norm: Norm
+) -> ResNet12:
+    """The network for images of this shape, as settings ask for it."""
+    return resnet12(outputs, shape[0], [channels * 2**i for i in range(4)], norm)

@@ -2,7 +2,7 @@
 
 `gradients` has Figure 1 and the theorems (how far is a meta-gradient from the true one?), `trained`
 Table 1 and Figure 3 (which method is better after training?), `complexity` Figure 2 (what does a
-meta-gradient cost?). `studies` lists them, `study` says what one is, `folder` what it leaves.
+meta-gradient cost?). `studies` lists them, `study` says what a study is, `folder` what it writes.
 
-A client of the library like any other: nothing here is imported unless a command asks for it.
+It uses the library as any user would, and is imported only by the commands that need it.
 """

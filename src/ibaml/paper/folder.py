@@ -1,8 +1,8 @@
-"""What lies in a study's folder: finished parts, pictures, numbers, a text; and the page over all.
+"""What is in a study's folder, and what is on the page of all studies?
 
 NAME.png NAME.pdf  the picture           NAME.csv …   the numbers
-README.md          the text              result.json  all of it, for programs
-parts/             a file per finished part, by its settings: a run that was stopped reads them
+README.md          the text              result.json  everything, for programs
+parts/             a file per finished part; a run that was stopped reads them
 runs/              the run folders of studies that train
 """
 
@@ -30,13 +30,13 @@ Numbers = dict[str, Any]
 
 
 class Parts:
-    """Numbers that were computed once are read, not computed again.
+    """Computes parts of a study once, and reads them from files after that.
 
-    A part is known by the study, this version of ibaml and the settings in its key.
+    A part is identified by the study, this version of ibaml and the settings in its key.
 
     Attributes:
-        computed, reused: how many of this run's parts were, so far.
-        seconds: what all of them took when they were computed.
+        computed, reused: how many parts this run computed and read so far.
+        seconds: the time that all of them took when they were computed.
     """
 
     def __init__(self, folder: Path, study: str) -> None:
@@ -46,7 +46,7 @@ class Parts:
         self.seconds = 0.0
 
     def run_folder(self, name: str, key: Mapping[str, Any]) -> Path:
-        """Where the training run with this key lies, beside the parts."""
+        """The folder of the training run with this key, beside the parts."""
         return self._folder.parent / "runs" / f"{name}-{self._address(key)[1][:8]}"
 
     def _address(self, key: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -77,7 +77,7 @@ class Parts:
 def _read(file: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(file.read_text())
-    except (OSError, ValueError):  # not there, or not ours: it is computed
+    except (OSError, ValueError):  # missing or unreadable: compute it
         return None
     return content if isinstance(content, dict) else None
 
@@ -93,8 +93,8 @@ def write_study(
 ) -> list[Path]:
     """Write the tables, the text and the result, then the pictures; returns the files.
 
-    Where matplotlib is not at hand there are no pictures: the same command elsewhere, with this
-    folder, draws them.
+    Without matplotlib there are no pictures: the same command with this folder draws them on a
+    machine that has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = []
@@ -116,7 +116,7 @@ def write_study(
         "numbers": dict(findings.numbers),
         "settings": asdict(settings),
     }
-    _write_result(folder, result, tables)  # before anything is drawn: nothing is lost then
+    _write_result(folder, result, tables)  # before drawing, so that an error there loses nothing
     return _write_result(folder, result, [*_draw(folder, findings), *tables])
 
 
@@ -143,7 +143,7 @@ def _draw(folder: Path, findings: Findings) -> list[Path]:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with the same columns as CSV, numbers in full."""
+    """Rows with the same columns as CSV, with numbers in full precision."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -181,7 +181,7 @@ _SECTIONS = (
 
 
 def _sections(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The sections of a text; one for notes where there are any."""
+    """The sections of a text; notes have one only if there are any."""
     return [(title, key) for title, key in _SECTIONS if key != "notes" or result.get("notes")]
 
 
@@ -201,7 +201,7 @@ def write_page(root: Path) -> Path:
 
 
 def _shown(folder: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows of one study."""
+    """The content of the page for one study."""
     sections = [(title, key, result[key] or ["nothing"]) for title, key in _sections(result)]
     return {
         "folder": folder,

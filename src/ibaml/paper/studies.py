@@ -1,6 +1,6 @@
-"""Which figure, table or theorem of the paper?
+"""Which figures, tables and theorems of the paper can be reproduced?
 
-A study is added by its name here; see `Study` for what it has to offer.
+To add a study, name it here; see `Study` for what it needs.
 """
 
 from ibaml.paper.complexity import fig2

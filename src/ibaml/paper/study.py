@@ -1,4 +1,4 @@
-"""What is a study: its settings, its run, and what it found beside what the paper says."""
+"""What is a study? Its settings, its run, and findings that are compared with the paper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ibaml.paper.folder import Parts
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Progress = Callable[[int, int, str], None]  # parts done, of how many, which is next
+Progress = Callable[[int, int, str], None]  # arguments: parts done, parts in all, the next part
 Row = Mapping[str, Any]
 
 
@@ -21,14 +21,14 @@ class Findings:
     """What a study found, ready to be written down.
 
     Attributes:
-        setup: how it was done, a sentence each.
-        agrees, differs: what does and does not agree with the paper, a sentence each.
-        numbers: the figures the sentences rest on, by name.
+        setup: how it was done, as sentences.
+        agrees, differs: what agrees with the paper and what does not, as sentences.
+        numbers: the figures behind the sentences, by name.
         tables: rows by name; each becomes a CSV file.
         pictures: how each is drawn, by name; each becomes a PNG and a PDF file.
         shown: rows for a table in the text.
-        notes: what the paper says nothing of, a sentence each.
-        machine: where the figures are from, None for this machine.
+        notes: findings that the paper does not mention, as sentences.
+        machine: where the figures were computed, None for this machine.
     """
 
     setup: Sequence[str]
@@ -47,10 +47,10 @@ class Study:
     """One figure, table or theorem of the paper.
 
     Attributes:
-        full, quick: its settings, a frozen dataclass, with a field ``seed`` where one matters;
+        full, quick: its settings, a frozen dataclass, with a field ``seed`` if one matters;
             ``quick`` takes minutes on two cores.
-        run: computes it. What takes long goes through `Parts`, so that a run that was stopped
-            goes on where it was.
+        run: computes it. Long computations go through `Parts`, so that a run that was stopped
+            continues there.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Study:
     run: Callable[[Any, Parts, Progress], Findings]
 
     def settings(self, quick: bool = False, changes: Mapping[str, Any] | None = None) -> Any:
-        """The full or the quick settings with some of them changed; text is read as what the
-        setting is (several values have commas between them)."""
+        """The full or the quick settings with some of them changed. Text is converted to the kind
+        of the setting (several values have commas between them)."""
         base = self.quick if quick else self.full
         known = f"{self.name} (it has {', '.join(fields_of(type(base)))})"
         return replace(base, **chosen(type(base), changes or {}, words=True, whose=known))
 
 
 def rising(values: Sequence[float]) -> str | None:
-    """A check of a setting: values that rise."""
+    """A check of a setting: its values must rise."""
     return None if list(values) == sorted(set(values)) else "must rise"

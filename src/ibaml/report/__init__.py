@@ -1,4 +1,4 @@
-"""What a person looks at: pictures. Plots import matplotlib when they are drawn, not before."""
+"""Which pictures does a person look at? matplotlib is imported when one is drawn, not before."""
 
 from ibaml.report.calibration import draw_reliability, draw_selective, reliability_figure
 from ibaml.report.comparison import draw_comparison

@@ -1,4 +1,4 @@
-"""Is a learner's confidence worth anything? Reliability diagrams and selective accuracy."""
+"""Can a learner's confidence be trusted? Reliability diagrams and selective accuracy."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _PALE = "#a9c8e8"
 
 
 def draw_reliability(scores: Mapping[str, ClassScores], path: Path, headline: str) -> Path:
-    """`reliability_figure`, saved."""
+    """Draw and save `reliability_figure`."""
     return save(reliability_figure(scores, headline), path)
 
 
 def reliability_figure(scores: Mapping[str, ClassScores], headline: str) -> Figure:
     """One panel per learner: accuracy against confidence in bins, and how often each occurs.
 
-    The solid bar is the accuracy; the gap to the bin's mean confidence is hatched, upon the bar
-    where the learner was right more often than it said, above it where less often.
-    The sliver right of 1 holds the predictions whose confidence is exactly 1.
+    The solid bar is the accuracy. The gap to the bin's mean confidence is hatched: inside the bar
+    where the learner was right more often than it said, above the bar where less often.
+    The narrow bar right of 1 holds the predictions whose confidence is exactly 1.
     """
     _check(scores)
     rows = -(-len(scores) // _COLUMNS)

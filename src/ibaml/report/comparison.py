@@ -1,4 +1,4 @@
-"""Which learner is better, by which figure?"""
+"""Which learner is better in which figure?"""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def draw_comparison(
     headline: str,
     target: str | None = None,
 ) -> Path:
-    """One panel per figure, in it a dot with its interval per learner.
+    """One panel per figure, with a dot and its interval for every learner.
 
-    The RMSE is that of ``target``, in its own units, where that has a name.
-    A hollow dot has no interval (one task says nothing of the spread).
+    If ``target`` is given, the RMSE is that of the target in its own units.
+    A hollow dot has no interval (one task says nothing about the spread).
     """
     if not summaries:
         raise ValueError("summaries: nothing to draw, give at least one learner's")

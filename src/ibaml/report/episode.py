@@ -1,4 +1,4 @@
-"""What is in one episode, and what did a learner make of it?"""
+"""What is in one episode, and what did a learner predict?"""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def draw_episode(
     headline: str,
     probabilities: Tensor | None = None,
 ) -> Path:
-    """A contact sheet of one episode: a column per class, support above, query below.
+    """A picture of one episode: a column per class, support above, query below.
 
     Args:
         support, query: pixels in [0, 1], (ways, n, C, H, W).
         names: of the classes.
-        probabilities: of the classes for every query, (ways, n, classes): each query is framed
-            green where the likeliest class is right and red where not, and says class and
-            probability.
+        probabilities: of the classes for every query, (ways, n, classes). Each query then shows its
+            likeliest class and probability, with a green frame if that is right and a red one if
+            not.
     """
     ways, shots = support.shape[:2]
     if probabilities is not None and (

@@ -21,7 +21,7 @@ _LINES = (BLUE, ORANGE, GREEN, RED, VIOLET, "#555555", "#17a2b8", "#b5651d")
 
 
 def blank(width: float, height: float) -> Figure:
-    """A figure of its own, in inches: no window, and nobody else's backend is touched."""
+    """A new figure, size in inches, without a window and without changing the backend."""
     need("matplotlib")
     from matplotlib.figure import Figure
 
@@ -29,18 +29,18 @@ def blank(width: float, height: float) -> Figure:
 
 
 def line_styles() -> Iterator[tuple[str, str]]:
-    """A color and a dash for line after line, so that lines differ without color too."""
+    """A color and a dash for each line, so that lines differ without color too."""
     return zip(cycle(_LINES), cycle(("-", "--", "-.", ":")), strict=False)
 
 
 def hide_frame(axis: Axes) -> None:
-    """Leave the left and the bottom edge of an axis alone."""
+    """Hide all but the left and the bottom edge of an axis."""
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a picture whole or not at all."""
+    """Write a picture atomically."""
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in kinds:
         raise ValueError(f"{path}: a picture's name ends in .{', .'.join(sorted(kinds))}")

@@ -1,4 +1,4 @@
-"""What does a regression fit look like, as examples come in?"""
+"""What does a regression fit look like as the number of examples grows?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tasks come from: datasets, splits, episodes, synthetic families."""
+"""Where do tasks come from? Datasets, splits, episodes, synthetic families."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Random flips, crops and colors, in batch on the device, keyed by episode."""
+"""How are images augmented? By random flips, crops and colors, in batches, keyed by episode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Augment:
 
     Args:
         flip: mirror half of the images, left to right.
-        crop: shift by up to this many pixels, the border reflected.
+        crop: shift by up to this many pixels; the border is filled by reflection.
         color: change contrast by up to this share, and brightness and the cast of the channels by
             up to this many (and half as many) standard deviations of a normalized image.
     """
@@ -32,7 +32,7 @@ class Augment:
             raise ValueError(f"color must lie in [0, 1), got {self.color}")
 
     def __call__(self, x: Tensor, seeds: Sequence[int]) -> Tensor:
-        """The images with the draws of each episode's seed."""
+        """The images, augmented with the draws of each episode's seed."""
         per = x.shape[1] * x.shape[2]
         draws = torch.stack(
             [

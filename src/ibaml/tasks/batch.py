@@ -1,4 +1,4 @@
-"""The batch of tasks that every learner reads, checked when it is made."""
+"""What does a learner read? A batch of tasks, checked when it is made."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """T tasks of equal size, each with a support set (to adapt on) and a query set (to judge by).
+    """T tasks of equal size, each with a support set (to adapt on) and a query set (to test on).
 
     Args:
         support_x: inputs (T, N, …).
         support_y: targets (T, N) of class labels 0 … W−1, or floating (T, N, …) for regression.
-        query_x: inputs (T, M, …), each example shaped as those of the support set.
+        query_x: inputs (T, M, …), with examples of the same shape as in the support set.
         query_y: targets (T, M, …).
-        keys: one integer per task for its noise, 0 … T−1 unless given.
+        keys: one integer per task that seeds its noise, 0 … T−1 unless given.
         validate: check shapes, labels and values (this waits for the device).
         classes: the number of classes, the largest label + 1 unless given; None for regression.
 
-    Tasks of unequal size go into separate batches.
+    Tasks of different sizes go into separate batches.
 
     >>> x = torch.randn(4, 10, 3)
     >>> len(TaskBatch(x, x.sum(-1), x, x.sum(-1)))
@@ -61,7 +61,7 @@ class TaskBatch:
     def to(
         self, *targets: torch.device | str | torch.dtype, non_blocking: bool = False
     ) -> TaskBatch:
-        """To a device, a dtype, or both; a dtype applies to floating tensors only."""
+        """The batch on a device, in a dtype, or both; a dtype applies to floating tensors only."""
 
         def move(t: Tensor) -> Tensor:
             for target in targets:
@@ -80,7 +80,7 @@ class TaskBatch:
         )
 
     def clone(self) -> TaskBatch:
-        """The same tasks in tensors of their own."""
+        """The same tasks in copied tensors."""
         return TaskBatch(
             self.support_x.clone(),
             self.support_y.clone(),
@@ -175,9 +175,9 @@ def _check_labels(support: Tensor, query: Tensor) -> None:
     top, most = int(support.max()), int(query.max())
     if top >= support.shape[1] and support.dim() == 2:
         raise ValueError(
-            f"support_y has label {top} with {support.shape[1]} examples a task, so some class has "
-            "none; number the classes of every task 0 … ways − 1 (targets that are no labels: make "
-            "them floating, or pass validate=False)"
+            f"support_y has label {top} with {support.shape[1]} examples a task, so some class "
+            "has none; number the classes of every task 0 … ways − 1 (targets that are not labels: "
+            "make them floating, or pass validate=False)"
         )
     if most > top:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Decode once: a content-addressed store of arrays, memory-mapped, safe with many processes.
+"""How is a dataset decoded only once? Into a content-addressed store of memory-mapped arrays.
 
-All of it lies in a folder of our own, whose marker says so. Only what was made here is ever
-removed: a real folder in there, under a name of ours, holding nothing but our files.
+Many processes may use it at once. It is one folder with a marker file. Only entries made here are
+ever removed: real folders inside it with a name and with files of ours.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import numpy as np
 
 from ibaml.tasks.errors import DataError
 
-FORMAT = 1  # part of every address: a change of layout never meets an old entry
+FORMAT = 1  # part of every entry's name, so that a new layout never reads an old entry
 STORE = "ibaml-datasets"
-_TAG = "CACHEDIR.TAG"  # backups leave out a folder that has it
+_TAG = "CACHEDIR.TAG"  # backup programs skip a folder that has this file
 _MARK = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# Made by ibaml, for the datasets it has decoded. `ibaml data cache` lists and clears them.\n"
@@ -38,7 +38,7 @@ _DAY = 86400
 
 @dataclass(frozen=True)
 class Entry:
-    """One dataset that is kept: its size in bytes, and when it was made."""
+    """One dataset in the cache: its size in bytes, and when it was made."""
 
     name: str
     path: Path
@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Cleared:
-    """What `clear` removed (``freed`` bytes), and what it left alone."""
+    """What `clear` removed (``freed`` bytes), and what it did not remove."""
 
     removed: int
     freed: int
@@ -64,11 +64,11 @@ def cache_folder() -> Path:
 
 
 def store_folder() -> Path:
-    """Our own folder in the cache; what lies under its name and is not ours is refused."""
+    """ibaml's folder in the cache; a folder of that name that ibaml did not make is refused."""
     store = cache_folder() / STORE
     if os.path.lexists(store) and not _marked(store):
         raise DataError(
-            f"{store} was not made by ibaml (it has no {_TAG} that says so), and is left alone: "
+            f"{store} was not made by ibaml (it has no {_TAG} that says so), and is not used: "
             "set IBAML_CACHE to another folder"
         )
     return store
@@ -77,21 +77,21 @@ def store_folder() -> Path:
 def cached(
     name: str, digest: str, build: Callable[[], tuple[np.ndarray, dict[str, Any]]]
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """The array and facts of an entry, built where it is not there yet.
+    """The array and facts of an entry, which is built if it does not exist.
 
-    The entry appears by one rename, so it is whole or not there; of two processes that build it
-    at once, one wins and both read the winner's.
+    The entry appears by one rename, so it is complete or absent. If two processes build it at once,
+    both read the one that was first.
     """
     store = store_folder()
     entry = store / f"{re.sub(r'[^A-Za-z0-9_-]+', '_', name)}-{FORMAT}-{digest[:24]}"
     if entry.exists():
         try:
             return _read(entry)
-        except (OSError, ValueError, EOFError) as error:  # damaged: make it anew
+        except (OSError, ValueError, EOFError) as error:  # damaged: build it again
             if not _ours(entry, _ENTRY):
                 raise DataError(
-                    f"{entry} is damaged ({error}) and holds what ibaml did not put there: move it "
-                    "away"
+                    f"{entry} is damaged ({error}) and holds files that are not ibaml's: "
+                    "move it away"
                 ) from error
             shutil.rmtree(entry, ignore_errors=True)
     _prepare(store)
@@ -112,7 +112,7 @@ def cached(
 
 
 def entries() -> list[Entry]:
-    """The datasets that are kept, by name."""
+    """The datasets in the cache, sorted by name."""
     entries_here = []
     for path in _inside(store_folder()):
         named = _ENTRY.fullmatch(path.name)
@@ -123,7 +123,7 @@ def entries() -> list[Entry]:
 
 
 def clear() -> Cleared:
-    """Remove the datasets that are kept, and nothing else."""
+    """Remove the datasets in the cache, and nothing else."""
     store = store_folder()
     sizes = {entry.path: entry.size for entry in entries()}
     sizes |= {path: _size(path) for path in _abandoned(store)}
@@ -139,22 +139,22 @@ def _read(entry: Path) -> tuple[np.ndarray, dict[str, Any]]:
 
 
 def _prepare(store: Path) -> None:
-    """Find out that the cache can be written before anything is decoded; sweep what killed
-    processes left behind a day ago."""
+    """Check before decoding that the cache can be written, and delete what killed processes left
+    behind more than a day ago."""
     try:
         if not store.exists():
             _make(store)
         tempfile.TemporaryFile(dir=store).close()
     except OSError as error:
         raise DataError(
-            f"the cache {store} cannot be written ({error}): set IBAML_CACHE to a folder that can"
+            f"the cache {store} cannot be written ({error}): set IBAML_CACHE to one that can"
         ) from error
     for left in _abandoned(store):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def _make(store: Path) -> None:
-    """Make our folder with its marker in it, by one rename; as open as the one it lies in."""
+    """Make the folder with its marker by one rename, with the permissions of its parent."""
     store.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{STORE}-", dir=store.parent))
     try:
@@ -180,17 +180,17 @@ def _inside(store: Path) -> list[Path]:
 
 
 def _abandoned(store: Path) -> list[Path]:
-    """Half-made entries that nobody can be working on any more."""
+    """Half-made entries that are too old to be still in the making."""
     abandoned = []
     for path in _inside(store):
-        with suppress(OSError):  # another process has just finished it, or it is another person's
+        with suppress(OSError):  # another process just finished it, or another user owns it
             if _ours(path, _HALF_MADE) and time.time() - path.stat().st_mtime > _DAY:
                 abandoned.append(path)
     return abandoned
 
 
 def _ours(path: Path, named: re.Pattern[str]) -> bool:
-    """Whether something in our folder was made here."""
+    """Whether ibaml made a folder in the cache."""
     if named.fullmatch(path.name) is None or path.is_symlink() or not path.is_dir():
         return False
     return {inside.name for inside in path.iterdir()} <= _FILES

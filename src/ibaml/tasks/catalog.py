@@ -1,4 +1,4 @@
-"""Datasets by name: how each is opened, under which terms, and where it comes from."""
+"""Which datasets have a name? How each is opened, its terms, and where it comes from."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Opener = Callable[[Path, Progress | None], Dataset]
 
 @dataclass(frozen=True)
 class Known:
-    """One dataset: its terms, what its folder holds, and what may be fetched freely."""
+    """One dataset: its terms, the content of its folder, and the files that may be downloaded."""
 
     name: str
     about: str
     license: str
-    layout: str  # what a person puts where, and from whom
-    open: Opener | None  # None: made here, no files
+    layout: str  # which files its folder holds, and where to get them
+    open: Opener | None  # None: rendered, without files
     remotes: tuple[Remote, ...] = ()
 
 
@@ -90,7 +90,7 @@ CATALOG: dict[str, Known] = {
 
 
 def data_folder(name: str, root: str | Path | None = None) -> Path:
-    """Where a named dataset's files lie: ``root``, or NAME in ``IBAML_DATA`` (default ``data``)."""
+    """The folder of a named dataset: ``root``, or NAME in ``IBAML_DATA`` (default ``data``)."""
     if root is not None:
         return Path(root).expanduser()
     return Path(os.environ.get("IBAML_DATA", "data")).expanduser() / name
@@ -105,11 +105,11 @@ def open_data(
     progress: Progress | None = None,
 ) -> Dataset:
     """A dataset by name, or by the path of an image folder, a zip of one, a CSV list of images, or
-    an .npz of feature vectors x and labels y. What such data do not read is refused.
+    an .npz of feature vectors x and labels y. Options that such data do not read are refused.
 
     Args:
-        root: where the files of a named dataset, or of a list, lie.
-        splits: JSON file with the classes of "train", "val" and "test", for data of your own.
+        root: the folder of the files of a named dataset or of a list.
+        splits: JSON file with the classes of "train", "val" and "test", for your own data.
         image_size: side of the images of a folder or list, 84 unless given.
 
     >>> open_data("glyphs").members("test")      # doctest: +SKIP
@@ -127,7 +127,7 @@ def open_data(
         folder = data_folder(spec, root)
         if not folder.exists():
             raise DataError(
-                f"{spec}: {folder} does not exist. Put there: {known.layout}. Or say where it is "
+                f"{spec}: {folder} does not exist. Put into it: {known.layout}. Or say where it is "
                 f"(--root, or IBAML_DATA); `ibaml data get {spec}` helps"
             )
         return known.open(folder, progress)
@@ -154,11 +154,13 @@ def _features(path: Path, splits: str | Path | None) -> Dataset:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} is no .npz of plain arrays, or damaged: {error}") from error
+        raise DataError(
+            f"{path} is not an .npz of plain arrays, or it is damaged: {error}"
+        ) from error
 
 
 def glyphs(*, per_class: int = 20, seed: int = 0) -> Dataset:
-    """The embedded default: rendered on first use, then from the cache."""
+    """The default dataset, which needs no files: rendered on first use, then from the cache."""
     for library in ("matplotlib", "fontTools", "PIL"):  # matplotlib carries the fonts
         need(library, "glyphs", "glyphs")
     import matplotlib

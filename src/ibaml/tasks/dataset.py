@@ -1,4 +1,4 @@
-"""Examples by class, and which classes belong to which split."""
+"""Which examples does each class have, and which classes does each split have?"""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Dataset:
         examples: uint8 images (N, C, H, W), or floating feature vectors (N, D).
         labels: class index of every example, non-decreasing.
         classes: names of the classes.
-        splits: class indices of each split; no class is in two.
-        files: where each example came from, if from a file.
-        inverted: whether pictures were read with dark and light exchanged.
+        splits: class indices of each split; no class is in two splits.
+        files: the file of each example, if it came from one.
+        inverted: whether dark and light of the images were exchanged on reading.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Dataset:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Where each class begins in ``examples``, with the end after the last."""
+        """The row where each class begins in ``examples``, and the end of the last class."""
         return np.searchsorted(self.labels, np.arange(len(self.classes) + 1))
 
     def count(self, c: int) -> int:
@@ -87,11 +87,13 @@ class Dataset:
         import warnings
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and only read
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # warns that the memory map is read-only; it is never written
             return torch.from_numpy(np.asarray(self.examples))
 
     def on(self, device: torch.device | str) -> Tensor:
-        """The examples on a device, one copy for all who ask; on the CPU where they do not fit."""
+        """The examples on a device, one copy for all callers; on the CPU if they do not fit."""
         copies: dict[torch.device, Tensor] = self.__dict__.setdefault("_copies", {})
         place = torch.device(device)
         if place not in copies:
@@ -114,7 +116,7 @@ class Dataset:
             sample = sample / 255
         axes = (0, 2, 3) if sample.ndim == 4 else (0,)
         std = sample.std(axes)
-        # what never varies in training is left as it is
+        # a constant feature has no deviation to divide by, so it is left as it is
         if self.is_image:
             is_constant = std <= 1e-6
         else:
@@ -128,9 +130,11 @@ class Dataset:
 
 
 def constant(values: np.ndarray, stored: np.dtype) -> np.ndarray:
-    """Which features of float64 values (N, D) do not vary, but for rounding: their deviation is not
-    above the precision of the dtype they were stored in, relative to the largest of them."""
-    deviation = (values - values[0]).std(0)  # from the first, so that equal ones give a plain zero
+    """Which features of float64 values (N, D) vary by rounding only: their deviation is at most the
+    precision of the dtype they were stored in, times their largest value."""
+    deviation = (values - values[0]).std(
+        0
+    )  # minus the first, so that equal values give exactly zero
     return deviation <= np.finfo(stored).eps * np.abs(values).max(0)
 
 
@@ -141,10 +145,10 @@ def feature_vectors(
     splits: Mapping[str, Sequence[str]] | str | Path | None = None,
     name: str = "features",
 ) -> Dataset:
-    """Embeddings (N, D) of any model of yours, with a class name (or number) for each.
+    """Embeddings (N, D) from a model of your own, with a class name (or number) for each.
 
-    ``splits`` has the class names of each split, or is a JSON file of them; else classes are split
-    64 : 16 : 20 by a hash of their name.
+    ``splits`` has the class names of each split, or is a JSON file of them. Without it, classes are
+    split 64 : 16 : 20 by a hash of their name.
 
     >>> data = feature_vectors(np.zeros((4, 2), np.float32), ["a", "a", "b", "b"])
     >>> data.classes
@@ -185,12 +189,14 @@ def _class_names(labels: Sequence[str] | Sequence[int] | np.ndarray | Tensor) ->
     values = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else labels
     for i, value in enumerate(values):
         if value is None or (isinstance(value, float | np.floating) and not math.isfinite(value)):
-            raise DataError(f"labels[{i}] is {value}, which is no class: leave such examples out")
+            raise DataError(
+                f"labels[{i}] is {value}, which is not a class: leave such examples out"
+            )
     return [str(value) for value in values]
 
 
 def group(items: Sequence[str]) -> tuple[list[int], np.ndarray, tuple[str, ...]]:
-    """Order that groups items by class name, their labels, and the sorted class names."""
+    """The order that groups items by class name, their labels, and the sorted class names."""
     classes = tuple(sorted(set(items)))
     index = {c: i for i, c in enumerate(classes)}
     order = sorted(range(len(items)), key=lambda i: index[items[i]])
@@ -199,7 +205,7 @@ def group(items: Sequence[str]) -> tuple[list[int], np.ndarray, tuple[str, ...]]
 
 
 def published(name: str) -> dict[str, Any]:
-    """A split of the literature, from the package."""
+    """A published split of the literature, which ships with the package."""
     text = (files("ibaml.tasks") / "splits" / f"{name}.json").read_text("utf-8")
     return json.loads(text)
 
@@ -245,7 +251,7 @@ def split_by_name(
 
 
 def split_by_hash(classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """64 : 16 : 20 by a hash of the class's name: stable when classes are added."""
+    """Splits 64 : 16 : 20 by a hash of the class's name, so that adding classes moves no other."""
     result: dict[str, list[int]] = {s: [] for s in SPLITS}
     for i, name in enumerate(classes):
         share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64

@@ -1,7 +1,7 @@
-"""How does a dataset file reach the disk whole and verified?
+"""How is a dataset file downloaded, complete and verified?
 
-It arrives as `<name>.part`, is continued after an interruption, and takes its name only when its
-checksum is the expected one. Standard library only.
+It is written as `<name>.part`, continued after an interruption, and renamed only when its checksum
+is the expected one. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BACKOFF = 0.5  # seconds before the second attempt, doubled before each one afte
 
 
 class DownloadError(RuntimeError):
-    """The file could not be had, or is not the expected one; it says how to bring it by hand."""
+    """A download failed, or gave another file; the message says how to download it by hand."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def fetch(
     attempts: int = 4,
     timeout: float = 30.0,
 ) -> Path:
-    """The path of the file in the folder, downloaded unless it is there already.
+    """The path of the file in the folder; it is downloaded if it is not there.
 
     Args:
         report: called as the bytes arrive; the count falls back to 0 if the download starts over.
@@ -86,7 +86,7 @@ def fetch(
             return path
         part.unlink()
         reason = f"expected {remote.algorithm} {remote.checksum}, found {checksum}"
-        if not continued:  # else what an earlier run left was another file's: start over
+        if not continued:  # a fresh download with wrong content: trying again is useless
             break
     raise DownloadError(
         f"could not download {remote.url}: {reason}. Download it by hand and save it as {path} "
@@ -95,7 +95,7 @@ def fetch(
 
 
 class _Failure(Exception):
-    """A request that came to nothing, and whether another may succeed."""
+    """A request failed; says whether another attempt may succeed."""
 
     def __init__(self, message: str, passing: bool = True) -> None:
         super().__init__(message)
@@ -103,7 +103,7 @@ class _Failure(Exception):
 
 
 def _receive(url: str, part: Path, report: Report | None, timeout: float) -> bool:
-    """Write to the part what it lacks; True if it had a beginning that was continued."""
+    """Append what is missing to the part; True if an earlier part was continued."""
     start = part.stat().st_size if part.is_file() else 0
     asked = {"User-Agent": "ibaml"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
@@ -119,7 +119,7 @@ def _receive(url: str, part: Path, report: Report | None, timeout: float) -> boo
                         report(got, total)
     except HTTPError as error:
         error.close()
-        if error.code == 416 and start:  # nothing is lacking
+        if error.code == 416 and start:  # the part is complete
             return True
         passing = error.code >= 500 or error.code in (408, 429)
         raise _Failure(f"HTTP {error.code} {error.reason}", passing) from error

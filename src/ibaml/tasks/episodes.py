@@ -1,4 +1,4 @@
-"""Episodes: W classes, S shots, Q queries, each a pure function of its key."""
+"""How is an episode drawn? W classes, S shots and Q queries, as a pure function of its key."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ibaml.tasks.numbers import Numbers
 class Episodes:
     """W-way S-shot episodes with Q queries a class, from the classes of one split.
 
-    Episode ``key`` depends on (seed, split, key) alone: the same whatever the batch size, the
-    number of processes, or a resume. Label order is part of the draw. Images stay uint8 until they
-    are gathered; they are converted, normalized and augmented in batch on ``device``.
+    Episode ``key`` depends only on (seed, split, key), not on the batch size, the number of
+    processes, or a resume. The order of labels is part of the draw. Images stay uint8 until they
+    are gathered; they are converted, normalized and augmented in batches on ``device``.
 
     Args:
         rotations: count every class turned by 90, 180 and 270 degrees as a class of its own.
         normalize: subtract the training split's mean and divide by its deviation.
-        augment: random flips, crops, colors (the support set's and the query's alike).
+        augment: random flips, crops, colors (of support and query images alike).
 
     >>> batch = Episodes(data, "train", ways=5, shots=1).batch(range(8))   # doctest: +SKIP
     """
@@ -71,7 +71,7 @@ class Episodes:
 
     @property
     def classes(self) -> int:
-        """Number of classes episodes draw from; those too small for an episode are left out."""
+        """Number of classes that episodes draw from; classes too small for one are left out."""
         return len(self._classes) * (4 if self.rotations else 1)
 
     def draw(self, key: int) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +103,7 @@ class Episodes:
     def _half(
         self, rows: np.ndarray, turns: np.ndarray, keys: Sequence[int], half: int
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of the support (0) or the query (1) half, from rows (T, ways, n)."""
+        """Inputs and labels of the support (0) or the query (1) set, from rows (T, ways, n)."""
         tasks, ways, count = rows.shape
         x = self._examples(torch.from_numpy(rows.reshape(tasks, -1)))
         if self.rotations or self.augment is not None:
@@ -118,8 +118,8 @@ class Episodes:
         return x, y.expand(tasks, -1)
 
     def stream(self, tasks: int, start: int = 0, steps: int | None = None) -> Iterator[TaskBatch]:
-        """Batches of ``tasks`` episodes from step ``start`` (so that a run resumes): ``steps`` of
-        them, or for ever."""
+        """Batches of ``tasks`` episodes from step ``start`` (to resume a run): ``steps`` of them,
+        or without end."""
         for step in count(start) if steps is None else range(start, start + steps):
             yield self.batch(range(step * tasks, (step + 1) * tasks))
 
@@ -131,7 +131,7 @@ class Episodes:
             picked = raw.index_select(0, rows.flatten().to(raw.device, non_blocking=True))
             picked = picked.to(self.device, non_blocking=True).to(self.dtype)
             return picked.mul_(scale).add_(shift).unflatten(0, rows.shape)
-        # one episode at a time stays in the processor's cache
+        # one episode at a time fits into the processor's cache
         x = torch.empty(*rows.shape, *raw.shape[1:], dtype=self.dtype)
         for t in range(len(rows)):
             x[t].copy_(raw.index_select(0, rows[t])).mul_(scale).add_(shift)

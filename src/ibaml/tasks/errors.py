@@ -1,5 +1,5 @@
-"""How data says that it cannot be used."""
+"""Which error says that data cannot be used?"""
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message names what, and the remedy."""
+    """Data cannot be used; the message says why, and the remedy."""

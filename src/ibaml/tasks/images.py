@@ -1,4 +1,4 @@
-"""How one image file, which may be anything, becomes pixels of a known shape."""
+"""How does one image file, in any format, become pixels of a known shape?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ImageError(ValueError):
 def decode(data: bytes, name: str, size: int, channels: Channels = 3) -> np.ndarray:
     """The pixels of an image file, uint8 (channels, size, size).
 
-    The format is told by the content, not by the file's name. EXIF rotation is applied; 16-bit
+    The content decides the format, not the file's name. EXIF rotation is applied; 16-bit
     gray is scaled to 8 bits; CMYK, palettes and alpha (on white) become RGB; a picture that is not
     square is cropped at its center, then resized.
     """
@@ -31,7 +31,7 @@ def decode(data: bytes, name: str, size: int, channels: Channels = 3) -> np.ndar
 
     try:
         with warnings.catch_warnings():
-            # Pillow's own limit only warns; ours, below, refuses
+            # Pillow's own limit only warns; the limit below refuses
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             opened = Image.open(io.BytesIO(data), formats=_FORMATS)
         with opened as image:
@@ -48,7 +48,7 @@ def decode(data: bytes, name: str, size: int, channels: Channels = 3) -> np.ndar
             array = np.asarray(pixels, dtype=np.uint8)
     except ImageError:
         raise
-    except Exception as error:  # a decoder fed with anything may raise anything
+    except Exception as error:  # a decoder may raise anything on a broken file
         raise ImageError(f"{name}: not a readable image ({error})") from error
     return array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
@@ -57,11 +57,11 @@ def _eight_bit(image):  # type: ignore[no-untyped-def]
     from PIL import Image
 
     if image.mode == "F":
-        raise ValueError("floating-point pixels have no known scale; save it with 8 or 16 bits")
+        raise ValueError("its floating-point pixels have no known scale: save it with 8 or 16 bits")
     if image.mode.startswith("I"):
         values = np.asarray(image, dtype=np.int64)
         if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
-            raise ValueError("pixels of more than 16 bits")
+            raise ValueError("its pixels have more than 16 bits")
         return Image.fromarray((values // 257).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         layer = image.convert("RGBA")

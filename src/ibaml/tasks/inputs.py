@@ -1,7 +1,7 @@
-"""How does something raw (a photograph, a row of numbers) become what a trained network reads?
+"""How does raw input (a photograph, a row of numbers) become what a trained network reads?
 
-What training data were prepared with, as a few numbers that go with a learner, so that the training
-data need not be there to predict.
+The preparation of the training data is a few numbers that are saved with a learner, so that
+predicting does not need the training data.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Inputs:
     """The preparation of inputs (and, in regression, of targets).
 
     Attributes:
-        shape: of one prepared input: (channels, side, side) of a picture, (features,) of a row.
+        shape: of one prepared input: (channels, side, side) for an image, (features,) for a row.
         mean, deviation: of the training data, per channel (of values in 0 … 1) or feature.
         inverted: whether dark and light are exchanged.
-        columns: names of the features, where they have any.
+        columns: names of the features, if they have any.
         target: name of the target, its mean and deviation in training.
 
     >>> Inputs((2,), (1.0, 0.0), (2.0, 1.0))([[3.0, 4.0]])
@@ -53,8 +53,7 @@ class Inputs:
 
     @classmethod
     def of(cls, data: Dataset | TaskSource) -> Inputs | None:
-        """What the examples of these data are prepared with; None where they are read as they
-        are."""
+        """The preparation of these data; None if they are used as they are."""
         if isinstance(data, EpisodeTasks):
             data = data.data
         if isinstance(data, Dataset):
@@ -76,7 +75,7 @@ class Inputs:
         """Prepared inputs (N, …), float32.
 
         Args:
-            raw: pictures: paths of files, or arrays of uint8 (N, C, H, W) or (N, H, W[, C]); rows:
+            raw: images: paths of files, or arrays of uint8 (N, C, H, W) or (N, H, W[, C]); rows:
                 numbers (N, features), or mappings from column to number.
         """
         if self.is_image:
@@ -97,7 +96,7 @@ class Inputs:
         return ((x - torch.tensor(self.mean)) / torch.tensor(self.deviation)).float()
 
     def targets(self, y: Any) -> Tensor:
-        """Targets as they are learned, from the target's own units."""
+        """Standardized targets, from targets in their own units."""
         _, center, spread = self._target()
         return ((torch.as_tensor(np.asarray(y, dtype=np.float64)) - center) / spread).float()
 
@@ -108,7 +107,9 @@ class Inputs:
 
     def _target(self) -> tuple[str, float, float]:
         if self.target is None:
-            raise DataError("targets were learned as they are: there is nothing to convert")
+            raise DataError(
+                "targets were not standardized in training: there is nothing to convert"
+            )
         return self.target
 
     def _column(self, column: str, row: Mapping[str, Any]) -> str:
@@ -117,7 +118,7 @@ class Inputs:
         return column
 
     def _pixels(self, one: Any) -> np.ndarray:
-        """One picture as uint8 (C, side, side)."""
+        """One image as uint8 (C, side, side)."""
         channels, side = self.shape[0], self.shape[-1]
         if isinstance(one, str | Path):
             path = Path(one)
@@ -139,7 +140,7 @@ class Inputs:
         channels, side = self.shape[0], self.shape[-1]
         if array.dtype != np.uint8 or array.ndim not in (2, 3):
             raise DataError(
-                f"a picture is a path or uint8 (C, H, W) or (H, W[, C]), got {array.dtype} "
+                f"an image is a path or uint8 (C, H, W) or (H, W[, C]), got {array.dtype} "
                 f"{array.shape}"
             )
         if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[2] not in (1, 3):
@@ -152,12 +153,12 @@ class Inputs:
         return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     def described(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """The preparation for a JSON file."""
         return asdict(self)
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Inputs:
-        """What `described` gave; anything else is refused."""
+        """The preparation that `described` returned; anything else is refused."""
         try:
             target = content["target"]
             inputs = cls(
@@ -171,21 +172,21 @@ class Inputs:
             sizes = {len(inputs.mean), len(inputs.deviation), inputs.shape[0]}
             numbers = (*inputs.mean, *inputs.deviation, *(inputs.target or ("", 0.0, 1.0))[1:])
             if len(inputs.shape) not in (1, 3) or len(sizes) > 1 or min(inputs.shape) < 1:
-                raise ValueError("sizes do not fit")
+                raise ValueError("its sizes do not match")
             if not all(map(math.isfinite, numbers)) or min(inputs.deviation) <= 0:
-                raise ValueError("a mean or a deviation is no sound number")
+                raise ValueError("a mean or a deviation is not a valid number")
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError(f"the description of inputs is damaged ({error})") from error
         return inputs
 
 
 def _several(raw: Any) -> Sequence[Any]:
-    """Pictures one by one, from one or several."""
+    """A sequence of images, from one or several."""
     if isinstance(raw, str | Path):
         return [raw]
     if isinstance(raw, Tensor):
         raw = raw.numpy()
     items = list(raw)
     if not items:
-        raise DataError("there is no picture to prepare")
+        raise DataError("there is no image to prepare")
     return items

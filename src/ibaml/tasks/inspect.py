@@ -1,4 +1,4 @@
-"""What is wrong with a dataset before one trains on it: small classes, duplicates, leaks."""
+"""What is wrong with a dataset? Small classes, duplicates and leaks, found before training."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ibaml.tasks.episodes import Episodes
 
 @dataclass(frozen=True)
 class Findings:
-    """What `inspect_dataset` found; all empty is a clean dataset.
+    """What `inspect_dataset` found; a clean dataset leaves all of it empty.
 
     Attributes:
         small: classes with fewer examples than an episode needs, with their counts.
-        duplicates: pairs of equal examples in one split (their rows).
-        leaks: pairs of equal examples in different splits.
+        duplicates: pairs of equal examples in one split, as rows.
+        leaks: pairs of equal examples in different splits, as rows.
         unassigned: classes in no split.
     """
 
@@ -34,7 +34,7 @@ class Findings:
 
 
 def inspect_dataset(data: Dataset, need: int) -> Findings:
-    """Look for what spoils episodes that need ``need`` examples of a class."""
+    """Look for what spoils episodes that need ``need`` examples per class."""
     home = {c: split for split, members in data.splits.items() for c in members}
     small = tuple(
         (data.classes[c], data.count(c)) for c in range(len(data.classes)) if data.count(c) < need
@@ -61,9 +61,8 @@ def inspect_dataset(data: Dataset, need: int) -> Findings:
 def nearest_centroid(
     data: Dataset, split: str, ways: int, shots: int, queries: int = 15, episodes: int = 400
 ) -> np.ndarray:
-    """Accuracy of the nearest class centroid on raw examples in episodes 0 … episodes − 1, one
-    number each: the floor any learner must beat, and a sign that labels and images belong
-    together."""
+    """Accuracy of the nearest class centroid on raw examples, one number for each of the episodes
+    0 … episodes − 1. Any learner must beat it. Above chance, labels and images belong together."""
     drawn = Episodes(data, split, ways, shots, queries, normalize=False)
     right = []
     for first in range(0, episodes, 20):

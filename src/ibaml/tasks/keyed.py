@@ -1,7 +1,7 @@
-"""Tasks of a split by key, whatever they are made of: what training and evaluation read.
+"""Which tasks have these keys? Training and evaluation ask this of every kind of data.
 
-A source answers one question: which tasks have these keys? Training tasks depend on the run's seed;
-validation and test tasks do not, so that all runs are judged by the same ones.
+Training tasks depend on the run's seed. Validation and test tasks do not, so that all runs are
+judged on the same ones.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from ibaml.tasks.table import Table
 
 
 class Target(NamedTuple):
-    """What regression predicts: its name, and how many of its own units its tasks call one."""
+    """What regression predicts: its name, and its own units in one standardized unit."""
 
     name: str
     unit: float
 
 
 class TaskSource(Protocol):
-    """Where tasks come from: every key is a task, the same one whenever it is asked for."""
+    """A source of tasks: the same key always gives the same task."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def digest(self) -> str:
-        """Identifies the data, so that a run can say what it was trained on."""
+        """A digest of the data, so that a run can say what it was trained on."""
 
     @property
     def example_shape(self) -> tuple[int, ...]:
-        """Of one input."""
+        """The shape of one input."""
 
     @property
     def ways(self) -> int | None:
@@ -51,15 +51,15 @@ class TaskSource(Protocol):
 
     @property
     def target(self) -> Target | None:
-        """What is predicted, where it has a name and units of its own."""
+        """What is predicted, if it has a name and units."""
 
     def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
-        """The tasks of these keys, those of one size in one batch. Task ``key`` is a pure function
-        of (seed, split, key)."""
+        """The tasks of these keys, with tasks of the same size in one batch. Task ``key`` is a pure
+        function of (seed, split, key)."""
 
     def groups(self, split: str, keys: Sequence[int]) -> tuple[str, ...] | None:
-        """What the task of each key is drawn from, by name (a table's country), where several keys
-        may draw from the same; None where every key gives a task of its own."""
+        """The name of the group that each key's task is drawn from (a country in a table), if keys
+        may share one; None if every key gives a task of its own."""
 
 
 def _seed(split: str, seed: int) -> int:
@@ -68,8 +68,8 @@ def _seed(split: str, seed: int) -> int:
 
 @dataclass(frozen=True)
 class EpisodeTasks:
-    """W-way episodes from a dataset. ``train_shots``: another number of shots for training;
-    ``rotations`` and ``augment`` concern training too."""
+    """W-way episodes from a dataset. ``train_shots``, ``rotations`` and ``augment`` apply to
+    training only."""
 
     data: Dataset
     ways: int = 5
@@ -90,8 +90,8 @@ class EpisodeTasks:
 
     @cached_property
     def digest(self) -> str:
-        """Of the content, wherever it lies: classes, splits, labels, and examples (evenly spaced
-        ones of a large dataset)."""
+        """A digest of the content, not of its place: classes, splits, labels, and examples (a large
+        dataset's at even steps)."""
         data = self.data
         stride = 1 + data.examples.nbytes // 64_000_000
         described = (data.examples.shape, str(data.examples.dtype), data.classes, dict(data.splits))
@@ -154,7 +154,7 @@ class SinusoidTasks:
         return hashlib.sha256(repr(self.family).encode()).hexdigest()
 
     def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
-        # every split is a family of its own
+        # every split draws from its own seeds
         families = {"train": 3 * _seed(split, self.seed) + 3, "val": 1, "test": 2}
         if split not in families:
             raise DataError(f"sinusoids have no split {split!r}: train, val or test")
@@ -169,7 +169,7 @@ class SinusoidTasks:
 
 @dataclass(frozen=True)
 class TableTasks:
-    """Regression tasks of a table: ``shots`` rows to learn from, the others to judge by."""
+    """Regression tasks of a table: ``shots`` rows to learn from, the others to test on."""
 
     table: Table
     shots: int = 5
@@ -211,7 +211,7 @@ class TableTasks:
 
 
 def has_tasks(source: TaskSource, split: str) -> bool:
-    """Whether there is a task to draw (a small dataset may lack the classes for a split)."""
+    """Whether a split has a task to draw (a small dataset may have too few classes in it)."""
     try:
         return bool(source.batches(split, [0]))
     except DataError:

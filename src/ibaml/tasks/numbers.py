@@ -1,4 +1,4 @@
-"""Random draws whose every bit is fixed by a seed, for ever."""
+"""How are random numbers drawn whose every bit depends on the seed alone?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Numbers:
-    """Random integers of a seed, by the bits of a counter-based generator, which never change."""
+    """Random integers of a seed, from a counter-based generator whose bits never change."""
 
     def __init__(self, seed: int) -> None:
         self.bits = np.random.Philox(key=seed)

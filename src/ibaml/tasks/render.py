@@ -1,4 +1,4 @@
-"""Where does a few-shot image dataset come from when nothing may be downloaded?
+"""Where does a few-shot image dataset come from if nothing may be downloaded?
 
 From the DejaVu fonts that matplotlib carries: a class is a character, an image is that character
 in one face with a small affine jitter, and the splits are different scripts.
@@ -64,7 +64,7 @@ _KINDS = {
 }
 
 _GLYPH_SHARE = 0.75  # larger side of the ink, as a share of the image, before jitter
-_OVERSAMPLING = 2  # masters and jitter are computed this much finer, then averaged down
+_OVERSAMPLING = 2  # images are drawn this much finer, then averaged down
 _ALIKE = 0.05  # squared difference, as a share of the ink's energy, that reads as identical
 _ROTATION = math.radians(12)
 _SCALES = (0.85, 1.1)
@@ -78,11 +78,11 @@ class RenderedGlyphs:
 
     Args:
         images: uint8 (N, 1, size, size), ink bright on black.
-        labels: int64 (N,), class index of each image, non-decreasing.
+        labels: int64 (N,), the class index of each image, non-decreasing.
         classes: a readable and unique name per class.
         scripts: the script of each class.
-        splits: "train", "val" and "test", each with its class indices; no class is in two.
-        digest: sha256 of the images' bytes, which names this rendering.
+        splits: "train", "val" and "test", each with its class indices; no class is in two splits.
+        digest: sha256 of the images' bytes, which identifies this rendering.
     """
 
     images: np.ndarray
@@ -110,10 +110,10 @@ def render_glyphs(size: int = 28, per_class: int = 20, seed: int = 0) -> Rendere
     """Render the whole dataset; equal arguments give equal images.
 
     Args:
-        size: height and width of an image in pixels, at least 12; small images have fewer
-            classes, for more characters look alike in them.
-        per_class: images per class; fewer images are the first of more.
-        seed: names the draws of faces and jitter.
+        size: height and width of an image in pixels, at least 12. Small images have fewer classes,
+            because more characters look alike in them.
+        per_class: images per class; a smaller number gives the first images of a larger one.
+        seed: seed of the draws of faces and jitter.
     """
     if size < 12:
         raise ValueError(f"size must be at least 12 pixels for a glyph to be readable, got {size}")
@@ -134,7 +134,7 @@ def render_glyphs(size: int = 28, per_class: int = 20, seed: int = 0) -> Rendere
 
 
 def known_rendering(digest: str) -> bool:
-    """Whether these are the images that the published results were measured on.
+    """Whether these images are those that the published results were measured on.
 
     Another version of FreeType, Pillow, the fonts or Unicode may draw slightly different ones.
     """
@@ -199,7 +199,7 @@ def _all_glyphs(size: int) -> list[_Glyph]:
 
 
 def _one_per_appearance(glyphs: list[_Glyph]) -> list[_Glyph]:
-    """The first of the glyphs that look alike in some face, so that no two splits share one."""
+    """The first of every set of glyphs that look alike, so that no two splits share an image."""
     alike = np.zeros((len(glyphs), len(glyphs)), dtype=bool)
     for face in range(FACES):
         members = np.array([i for i, g in enumerate(glyphs) if face in g.masters], dtype=int)
@@ -239,7 +239,7 @@ def _font(path: Path, points: int) -> FreeTypeFont:
 
 
 def _ink(path: Path, character: str, points: int) -> Image | None:
-    """The character's ink, cropped to it; None where there is none."""
+    """The image of a character, cropped to its ink; None if it has none."""
     from PIL import Image, ImageDraw
 
     font = _font(path, points)
@@ -251,7 +251,7 @@ def _ink(path: Path, character: str, points: int) -> Image | None:
 
 
 def _master(path: Path, character: str, size: int) -> Image | None:
-    """The character's ink, centerd in a square and filling most of it; None for a blank one."""
+    """The character's ink, centered in a square and filling most of it; None if blank."""
     from PIL import Image
 
     side = _GLYPH_SHARE * size
@@ -259,7 +259,9 @@ def _master(path: Path, character: str, size: int) -> Image | None:
     ink = _ink(path, character, points)
     if ink is None:
         return None
-    while max(ink.size) < side and points < 64 * size:  # small signs are drawn larger, not blown up
+    while (
+        max(ink.size) < side and points < 64 * size
+    ):  # small signs are drawn in a larger size, not enlarged
         points *= 2
         ink = _ink(path, character, points) or ink
     zoom = side / max(ink.size)
@@ -324,6 +326,6 @@ def _jitters(masters: list[Image], draws: np.ndarray) -> list[list[float]]:
 
 
 def _uniform(count: int, key: int) -> np.ndarray:
-    """Draws from [0, 1); fewer are the first of more."""
+    """Draws from [0, 1); a smaller count gives the first draws of a larger one."""
     bits = np.random.Philox(key=key).random_raw(count)
     return (bits >> np.uint64(11)) * 2.0**-53

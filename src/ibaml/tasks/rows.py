@@ -1,4 +1,4 @@
-"""How a CSV or TSV of a user's becomes rows by column name."""
+"""How does a user's CSV or TSV become rows by column name?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
         reader = csv.DictReader(io.StringIO(text), delimiter="\t" if "\t" in first else ",")
         rows: list[Mapping[str, str | None]] = list(reader)
     except UnicodeDecodeError as error:
-        raise DataError(f"{origin}: is not UTF-8 text; save it as such ({error})") from error
+        raise DataError(f"{origin}: is not UTF-8 text: save it as UTF-8 ({error})") from error
     except csv.Error as error:
         raise DataError(f"{origin}: not a readable table ({error})") from error
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Synthetic families of tasks: sinusoids, and the paper's Bayesian linear regression."""
+"""Which synthetic tasks are there? Sinusoids, and the paper's Bayesian linear regression."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUERY_INPUTS: tuple[QueryInputs, ...] = get_args(QueryInputs)
 class Sinusoids:
     """The family y = a·sin(x + φ) of few-shot regression: a in [0.1, 5], φ in [0, π], x in [−5, 5].
 
-    A task depends on its seed and its key alone.
+    A task depends only on its seed and its key.
 
     >>> Sinusoids().batch(seed=0, keys=range(8), support=5, query=10).support_x.shape
     torch.Size([8, 5, 1])
@@ -35,7 +35,7 @@ class Sinusoids:
     noise: float = 0.0
 
     def task(self, seed: int, key: int) -> tuple[float, float, torch.Generator]:
-        """Amplitude and phase of one task, and the generator its points come from."""
+        """Amplitude and phase of one task, and the generator that draws its points."""
         generator = torch.Generator().manual_seed(mix(seed, key))
         a, phi = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
         low, high = self.amplitude
@@ -50,7 +50,7 @@ class Sinusoids:
         query: int,
         dtype: torch.dtype = torch.float32,
     ) -> TaskBatch:
-        """One batch: ``support`` and ``query`` points for every key."""
+        """One batch, with ``support`` and ``query`` points for every key."""
         xs, ys = [], []
         low, high = self.x_range
         for key in keys:
@@ -76,7 +76,7 @@ class LinearRegression:
         noise: σ of the additive Gaussian noise.
         condition: largest over smallest singular value of the support inputs.
         scale: the largest singular value of the support inputs.
-        spectrum: the singular values between: ``"one-small"`` (one is smaller by the condition
+        spectrum: the other singular values: ``"one-small"`` (one is smaller by the condition
             number, the others are equal), ``"half-small"``, or falling in ``"linear"`` or
             ``"geometric"`` steps.
         queries: query inputs are independent ``"gaussian"`` vectors, or ``"aligned"``: they have
@@ -103,7 +103,7 @@ class LinearRegression:
             )
 
     def singular_values(self) -> Tensor:
-        """Of the support inputs, the largest first."""
+        """The singular values of the support inputs, the largest first."""
         n, small = self.dimension, 1 / self.condition
         if self.spectrum == "linear":
             values = torch.linspace(1, small, n, dtype=torch.float64)
@@ -123,7 +123,7 @@ class LinearRegression:
         query: int = 64,
         dtype: torch.dtype = torch.float64,
     ) -> TaskBatch:
-        """One batch; a task depends on its seed and key alone."""
+        """One batch. A task depends only on its seed and its key."""
         least = support if self.queries == "gaussian" else min(support, query)
         if least < self.dimension:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Tables: rows of many small related regression tasks, of unequal size."""
+"""How does a table become tasks? Each task is some of its rows; tasks differ in size."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ibaml.tasks.rows import read_rows
 class Table:
     """Regression tasks from a table: features (N, D) and targets (N,), grouped by task.
 
-    Features and target are standardized with the training tasks' moments (``center``, ``spread``;
-    the target's are last). ``features`` and ``target`` are the names of their columns.
+    Features and target are standardized with the moments of the training tasks (``center`` and
+    ``spread``, with the target's last). ``features`` and ``target`` are the names of their columns.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Table:
     ) -> Table:
         """Read a CSV or TSV with a header.
 
-        Without ``splits``, a JSON file ``{"train": [task, …], "val": […], "test": […]}``, tasks are
-        split 64 : 16 : 20 by a hash of their name.
+        ``splits`` is a JSON file ``{"train": [task, …], "val": […], "test": […]}``. Without it,
+        tasks are split 64 : 16 : 20 by a hash of their name.
 
         >>> Table.read("gapminder.tsv", task="country", features=["year"],
         ...            target="lifeExp")                                   # doctest: +SKIP
@@ -68,7 +68,7 @@ class Table:
                     values[i, j] = float(row[column])
                 except ValueError:
                     raise DataError(
-                        f"{path}, line {i + 2}: {column} is {row[column]!r}, a number is needed"
+                        f"{path}, line {i + 2}: {column} is {row[column]!r}, which is not a number"
                     ) from None
         if not np.isfinite(values).all():
             line = int(np.argwhere(~np.isfinite(values))[0][0]) + 2
@@ -80,7 +80,7 @@ class Table:
         for one, other in pairwise(placed):
             if one == other:
                 raise DataError(
-                    f"{splits}: {tasks[one]!r} is in two splits; test tasks must be new"
+                    f"{splits}: {tasks[one]!r} is in two splits: test tasks must be new"
                 )
         known = values[np.isin(labels, chosen.get("train") or range(len(tasks)))]
         center = known.mean(0)
@@ -101,10 +101,10 @@ class Table:
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> list[TaskBatch]:
-        """One task per key: ``support`` random rows, and the rest (or ``query`` of it) to judge by.
+        """One task per key: ``support`` random rows, and the rest (or ``query`` of it) to test on.
 
-        Tasks of unequal size come in separate batches, one per size. A task is a pure function of
-        (seed, split, key).
+        Tasks of different sizes come in separate batches, one per size. A task is a pure function
+        of (seed, split, key).
         """
         if support < 1 or (query is not None and query < 1):
             raise DataError(f"support and query must be 1 or more, got {support}, {query}")
@@ -136,18 +136,18 @@ class Table:
         query: int | None = None,
         seed: int = 0,
     ) -> tuple[str, ...]:
-        """The names of the tasks that `batches` draws by these keys: one task answers many keys."""
+        """The names of the tasks that `batches` draws for these keys; keys may share a task."""
         return tuple(self.tasks[t] for _, t, _ in self._draw(split, keys, support, query, seed))
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Where each task's rows begin, with the end after the last."""
+        """The row where each task begins, and the end of the last task."""
         return np.searchsorted(self.labels, np.arange(len(self.tasks) + 1))
 
     def _draw(
         self, split: str, keys: Sequence[int], support: int, query: int | None, seed: int
     ) -> Iterator[tuple[int, int, Numbers]]:
-        """Each key, the task it draws, and the numbers that draw its rows."""
+        """Each key, the task it draws, and the random numbers that draw its rows."""
         if not self.splits.get(split):
             raise DataError(f"{self.name} has no tasks in split {split!r}")
         sizes = np.diff(self._starts)

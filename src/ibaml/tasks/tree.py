@@ -1,4 +1,4 @@
-"""Where files lie: a folder, or a zip archive read in place. Archives are untrusted."""
+"""How are files read from a folder or a zip archive? Archives are read in place, not trusted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_MEMBER = 256 * 2**20  # bytes of one file in an archive
 class Tree:
     """Files by their relative name with ``/`` between the parts, in sorted order.
 
-    Nothing is ever extracted from an archive, and a member whose name would leave it (``..``, an
-    absolute path, a link) makes the whole archive be refused.
+    Nothing is extracted from an archive. A member that points outside it (``..``, an absolute path,
+    a link) makes the whole archive refused.
     """
 
     root: Path
@@ -49,7 +49,7 @@ class Tree:
         return cls(root, tuple(sorted(names)), True)
 
     def read_all(self, names: list[str]) -> Iterator[tuple[str, bytes]]:
-        """The contents of some files, in the order asked for."""
+        """The contents of the named files, in the same order."""
         if not self.zipped:
             for name in names:
                 yield name, (self.root / name).read_bytes()
@@ -74,8 +74,8 @@ class Tree:
         return next(self.read_all([name]))[1]
 
     def fingerprint(self, names: Sequence[str]) -> str:
-        """A digest of where the content comes from: an archive's bytes; of files in a folder their
-        place, sizes and times (reading them all would take as long as decoding them)."""
+        """A digest that changes with the content: of an archive's bytes, or of the paths, sizes and
+        times of files in a folder (reading them all would take as long as decoding them)."""
         digest = hashlib.sha256()
         if self.zipped:
             with self.root.open("rb") as file:
@@ -99,7 +99,7 @@ def _walk(root: Path) -> Iterator[str]:
 
 
 def _litter(name: str) -> bool:
-    """Hidden files, and what an archiver leaves behind."""
+    """Whether a file is hidden, or was added by an archiver."""
     return any(part != "." and part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
 

@@ -1,4 +1,4 @@
-"""The loop: steps, checkpoints, logs, distribution."""
+"""How does a training run go? Settings, steps, checkpoints, logs, several processes."""
 
 from typing import TYPE_CHECKING
 

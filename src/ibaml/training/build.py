@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import prod
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,20 @@ import torch
 from torch import nn
 
 from ibaml import methods
-from ibaml import nn as backbones
 from ibaml.energy import Categorical, Gaussian
 from ibaml.fields import SettingsError, near
 from ibaml.kinds import NAMES, SINUSOIDS, TABLE
 from ibaml.learner import MetaLearner
+from ibaml.nn import backbone
 from ibaml.objectives import Abml, Objective, PredictiveNll, QueryNll
 from ibaml.recommended import make_solver, recommended_temperature
 from ibaml.solve import Solver
 from ibaml.tasks import Augment, EpisodeTasks, Inputs, SinusoidTasks, Table, TableTasks, TaskSource
 from ibaml.tasks.catalog import open_data
 from ibaml.tasks.sources.decode import Progress
-from ibaml.training.rules import data_kind, temperature_of
+from ibaml.training.rules import data_kind, refuse_unread_by_network, temperature_of
 from ibaml.training.settings import Settings
+from ibaml.words import BACKBONES
 
 
 def pick_dtype(settings: Settings) -> torch.dtype:
@@ -31,7 +31,7 @@ def pick_dtype(settings: Settings) -> torch.dtype:
 
 
 def located(settings: Settings) -> Settings:
-    """The settings with paths that hold from every working directory."""
+    """The settings with absolute paths, which hold in every working directory."""
     names = ("root", "splits") if settings.data in NAMES else ("data", "root", "splits")
     given = {name: Path(value).expanduser() for name in names if (value := getattr(settings, name))}
     paths: dict[str, Any] = {
@@ -43,7 +43,7 @@ def located(settings: Settings) -> Settings:
 def open_tasks(
     settings: Settings, device: torch.device, progress: Progress | None = None
 ) -> TaskSource:
-    """The tasks the settings name."""
+    """The tasks that the settings describe."""
     assert settings.shots is not None
     common: dict[str, Any] = {
         "shots": settings.shots,
@@ -95,35 +95,18 @@ def open_tasks(
 
 
 def fit_network(settings: Settings, tasks: TaskSource) -> Settings:
-    """The settings with the network that was not given chosen by the data."""
+    """The settings with a network that suits the data, where none was given."""
     images = len(tasks.example_shape) == 3
     model = settings.model or ("conv4" if images else "mlp")
-    if model != "mlp" and not images:
+    if BACKBONES[model].images and not images:
         raise SettingsError(
             f"model {model} reads images, and one input of {tasks.name} has shape "
             f"{tasks.example_shape}: use mlp"
         )
-    if model == "mlp":
-        for name in ("channels", "norm"):
-            if getattr(settings, name) is not None:
-                raise SettingsError(f"{name} is for conv4 and resnet12, and the model is mlp")
-        hidden = "40,40" if settings.hidden is None else settings.hidden
-        _widths(hidden)
-        return replace(settings, model=model, hidden=hidden)
-    if settings.hidden is not None:
-        raise SettingsError(f"hidden is for mlp, and the model is {model}")
-    channels = settings.channels or (32 if model == "conv4" else 64)
-    return replace(settings, model=model, channels=channels, norm=settings.norm or "batch")
-
-
-def _widths(hidden: str) -> list[int]:
-    try:
-        widths = [int(part) for part in hidden.split(",")] if hidden.strip() else []
-    except ValueError:
-        widths = [0]
-    if any(w < 1 for w in widths):
-        raise SettingsError(f"hidden must be widths such as 40,40; got {hidden!r}")
-    return widths
+    refuse_unread_by_network(asdict(settings), model)
+    reads = BACKBONES[model].reads
+    left_out = {n: value for n, value in reads.items() if getattr(settings, n) is None}
+    return replace(settings, model=model, **left_out)
 
 
 def build_network(settings: Settings, shape: tuple[int, ...]) -> nn.Module:
@@ -131,35 +114,26 @@ def build_network(settings: Settings, shape: tuple[int, ...]) -> nn.Module:
     outputs = settings.ways or 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        if settings.model == "mlp":
-            assert settings.hidden is not None
-            activation: Any = "tanh" if settings.regression else "relu"
-            net: nn.Module = backbones.mlp(
-                prod(shape), outputs, _widths(settings.hidden), activation
-            )
-        else:
-            assert settings.channels is not None
-            norm: Any = settings.norm
-            if settings.model == "conv4":
-                net = backbones.conv4(outputs, settings.channels, shape[0], shape[-1], norm)
-            else:
-                widths = [settings.channels * 2**i for i in range(4)]
-                net = backbones.resnet12(outputs, shape[0], widths, norm)
+        assert settings.model is not None
+        read = {name: getattr(settings, name) for name in BACKBONES[settings.model].reads}
+        net: nn.Module = backbone(settings.model).for_inputs(
+            shape, outputs, regression=settings.regression, **read
+        )
     return net.to(pick_dtype(settings))
 
 
 def choose_temperature(settings: Settings, network: nn.Module, tasks: TaskSource) -> Settings:
-    """The settings with the temperature that was not given chosen by the data."""
+    """The settings with a temperature that suits the data, where none was given."""
     if settings.temperature is not None or not isinstance(tasks, EpisodeTasks):
         return settings
     chosen = recommended_temperature(settings.method, network, tasks)
     if chosen == "fitted" and not settings.val_every:
-        chosen = 1.0  # nothing is validated
+        chosen = 1.0  # without validation there is nothing to fit it on
     return replace(settings, temperature=str(chosen))
 
 
 def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
-    """The method the settings describe, around a network."""
+    """The learner that the settings describe, around a network."""
     options: dict[str, Any] = {
         "adapt": settings.adapt,
         "tie_head": settings.tie_head,
@@ -203,7 +177,7 @@ def _objective(settings: Settings) -> Objective | None:
 
 
 def describe_source(tasks: TaskSource) -> dict[str, Any]:
-    """What a run folder keeps of its data."""
+    """The description of the data that a run folder keeps."""
     return {
         "name": tasks.name,
         "digest": tasks.digest,

@@ -1,4 +1,4 @@
-"""How state lies in a file: tensors and a JSON header, checked when read, nothing executed."""
+"""How is state kept in a file? As tensors and a JSON header, checked and never executed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is damaged, or not one of ours."""
+    """A checkpoint is damaged, or was not made by ibaml."""
 
 
 def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
@@ -24,7 +24,7 @@ def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
     need("safetensors")
     from safetensors.torch import save
 
-    # tensors of their own: names that share a tensor are stored twice, and come back the same
+    # copies, because safetensors refuses shared memory: shared tensors are stored twice
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     header = {
         "format": str(FORMAT),
@@ -35,7 +35,7 @@ def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
 
 
 def unpack(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file that `pack` made; damage is found."""
+    """Tensors and facts of a file that `pack` made; a damaged file raises `CheckpointError`."""
     need("safetensors")
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -46,7 +46,7 @@ def unpack(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = load(content)
         facts, digest, version = header["facts"], header["digest"], header["format"]
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"it is damaged or no checkpoint of ibaml ({error})") from error
+        raise CheckpointError(f"it is damaged or not a checkpoint of ibaml ({error})") from error
     if version != str(FORMAT):
         raise CheckpointError(f"it has format {version}, and this ibaml reads {FORMAT}")
     if _digest(tensors, facts) != digest:
@@ -64,6 +64,6 @@ def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with PREFIX/, without it."""
+    """The tensors whose names begin with PREFIX/, named without it."""
     start = f"{prefix}/"
     return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}

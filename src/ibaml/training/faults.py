@@ -1,4 +1,4 @@
-"""What is wrong with a run that cannot go on: which quantity, which layer, what to lower."""
+"""Why can a run not continue? Which quantity is at fault, in which layer, and what to lower."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ibaml.training.settings import Settings
 
 
 class TrainingError(RuntimeError):
-    """A run stopped; the message says why, and what to change."""
+    """A run stopped; the message says why and what to change."""
 
 
 class Diverged(TrainingError):
-    """Nothing is amiss with the machine: training itself came to numbers that are not sound."""
+    """Training produced numbers that are not finite, or lost what it had learned."""
 
 
 def diagnose(learner: MetaLearner, settings: Settings) -> str:
-    """Sentences on the last call of the learner and the gradients it left."""
+    """What went wrong in the last call of the learner, and in the gradients it left."""
     sentences = []
     try:
         seen: Diagnostics | None = learner.diagnostics
@@ -41,7 +41,7 @@ def diagnose(learner: MetaLearner, settings: Settings) -> str:
 
 
 def _inner(learner: MetaLearner, seen: Diagnostics, settings: Settings) -> str:
-    """On the tasks that were left out."""
+    """Why tasks were left out of the last iteration, and what to change."""
     out, total = int(seen.left_out.sum()), len(seen.keys)
     solution = seen.record.solution
     assert solution is not None
@@ -65,7 +65,7 @@ def _inner(learner: MetaLearner, seen: Diagnostics, settings: Settings) -> str:
             text += f" or steps (now {settings.steps})" if settings.steps else ""
     else:
         text += (
-            ": adaptation went well and the meta-loss is not finite; are the query data sound? "
+            ": adaptation succeeded but the meta-loss is not finite. Check the query data. "
             f"Lower meta_lr (now {settings.meta_lr:g})"
         )
     return text
@@ -93,7 +93,7 @@ def _first_ill(named: Iterable[tuple[str, Tensor | None]]) -> tuple[str, str] | 
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
+    """Whether an error means that memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     words = str(error)
@@ -103,7 +103,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def what_to_lower(settings: Settings) -> str:
-    """The settings that memory grows with, most effective first."""
+    """The settings to lower to save memory, the most effective first."""
     names = []
     if settings.micro_batch is None or settings.micro_batch > 1:
         names.append("micro_batch (results stay the same)")
@@ -121,7 +121,7 @@ def what_to_lower(settings: Settings) -> str:
 
 
 def unsolved(learner: MetaLearner) -> str:
-    """A sentence where the linear systems behind the last gradient were not solved."""
+    """A sentence if the linear systems of the last gradient were not solved, else empty."""
     try:
         seen = learner.diagnostics
     except RuntimeError:

@@ -17,7 +17,7 @@ from ibaml.training.settings import Settings
 
 @dataclass(frozen=True)
 class Fit:
-    """The micro-batch, and what to tell of it."""
+    """The micro-batch, and notes for the person who runs it."""
 
     micro_batch: int
     notes: tuple[str, ...]
@@ -30,14 +30,14 @@ def fit_memory(
     processes: Processes,
     resumed: str | None = None,
 ) -> Fit:
-    """Estimate a meta-step's memory from one task and two; choose the micro-batch where none was
-    given, and refuse what cannot fit.
+    """Estimate a meta-step's memory from one task and from two. Choose the micro-batch if none was
+    given, and refuse one that does not fit.
 
     Args:
-        resumed: the folder of a run that goes on, whose micro-batch stays the same.
+        resumed: the folder of a resumed run, which keeps its micro-batch.
     """
     device = next(learner.parameters()).device
-    mine = -(-settings.tasks // processes.world)  # the most that one process has
+    mine = -(-settings.tasks // processes.world)  # the most tasks that one process has
     free = free_bytes(device)
     wanted = min(settings.micro_batch or mine, mine)
     each, fixed, fits = 1, 0, wanted
@@ -49,7 +49,9 @@ def fit_memory(
         each = max(two - one, 1)
         fixed = max(one - each, 0)
         fits = int((0.9 * free - fixed) / each)
-    fits = processes.least(fits, device)  # the same in all: sums are rounded alike
+    fits = processes.least(
+        fits, device
+    )  # the same in all processes, so that sums are rounded alike
     if fits < 1 or (settings.micro_batch is not None and fits < wanted):
         least = wanted if fits >= 1 else 1
         need = f"{least} task(s) at once need about {_size(fixed + each * least)} and " + (
@@ -57,13 +59,13 @@ def fit_memory(
         )
         if resumed is not None:
             raise TrainingError(
-                f"{need} is free. The run goes through {wanted} at a time: free some memory, "
-                "or choose another number, whose sums are rounded differently (ibaml train "
+                f"{need} is free. The run takes {wanted} tasks at a time: free some memory, or "
+                "choose another number, which rounds sums differently (ibaml train "
                 f"--resume {resumed} --micro-batch {max(fits, 1)})"
             )
         raise TrainingError(f"{need} is free: lower {what_to_lower(settings)}")
     chosen = min(wanted, fits)
-    notes = [f"{mine} tasks go through {chosen} at a time"] if chosen < mine else []
+    notes = [f"the {mine} tasks of an iteration run {chosen} at a time"] if chosen < mine else []
     if free is not None:
         notes.append(
             f"execution: {learner.strategy}; memory: about {_size(fixed + each * chosen)} for "
@@ -73,8 +75,8 @@ def fit_memory(
 
 
 def meta_step_bytes(learner: MetaLearner, tasks: TaskSource, settings: Settings, count: int) -> int:
-    """The peak of a meta-step over so many tasks, as it is measured."""
-    learner.eval()  # no statistics
+    """The measured peak memory of a meta-step over ``count`` tasks."""
+    learner.eval()  # leaves running statistics alone
     batches = tasks.batches("train", range(count))
 
     def meta_gradient() -> None:
@@ -83,7 +85,7 @@ def meta_step_bytes(learner: MetaLearner, tasks: TaskSource, settings: Settings,
 
     try:
         for batch in batches:
-            learner.examine(batch)  # done once, so it is not to be measured
+            learner.examine(batch)  # happens once in a run, so it is not measured
         return peak_bytes(meta_gradient, next(learner.parameters()).device)
     except Exception as error:
         if not out_of_memory(error):

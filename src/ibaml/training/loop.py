@@ -1,4 +1,5 @@
-"""The loop: meta-steps, validation, checkpoints, and what to do when something goes wrong."""
+"""How does a run go on, step by step? Meta-steps, validation, checkpoints, and what to do when
+something goes wrong."""
 
 from __future__ import annotations
 
@@ -43,12 +44,12 @@ from ibaml.training.signals import StopRequest
 from ibaml.training.validation import validation_scores
 from ibaml.training.watch import Step, Watcher
 
-_NOISE = 7  # the stream of seeds the meta-steps draw from
+_NOISE = 7  # the meta-steps draw their seeds from this stream
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended: at which step, and by which signal, if one stopped it."""
+    """How training ended: at which step, and by which signal if one stopped it."""
 
     step: int
     signal: int | None = None
@@ -57,9 +58,9 @@ class Outcome:
 class Trainer:
     """Trains one learner on one source of tasks, in one run folder (or none).
 
-    Everything an iteration does is a function of the settings, its number, and the state that
-    checkpoints hold: a run does not change when it is interrupted and resumed, when its tasks go
-    through in micro-batches, or when they are spread over processes (but for rounding).
+    An iteration depends only on the settings, its number, and the state in checkpoints. So a run
+    does not change when it is interrupted and resumed, and changes only by rounding when its tasks
+    are split into micro-batches or over processes.
     """
 
     def __init__(
@@ -86,11 +87,11 @@ class Trainer:
         self.step = 0
         self.best: float | None = None  # validation nll
         self.best_step = 0
-        self.faulty = 0  # iterations in a row
+        self.faulty = 0  # faulty iterations in a row
         self.rise = Rise()
-        self.returns = 0  # to the best weights
+        self.returns = 0  # how often it went back to the best weights
         self.unheard: OSError | None = None  # why a watcher failed
-        self.notes: list[str] = []  # to be told once the run begins
+        self.notes: list[str] = []  # for the watchers, once the run begins
         self.stop = StopRequest()
 
     # --- state -----------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class Trainer:
         self.rise.restore(facts["rise"])
 
     def _fill(self, content: bytes) -> dict[str, Any]:
-        """Take weights, average and the optimizer's memory from a checkpoint."""
+        """Restore weights, average and the optimizer's state from a checkpoint."""
         tensors, facts = unpack(content)
         self.learner.load_state_dict(under("learner", tensors))
         restore_optimizer(self.optimizer, under("optimiser", tensors))
@@ -137,8 +138,8 @@ class Trainer:
     def gradient(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Leave the meta-gradient of iteration ``step`` (0 is the first) in the parameters.
 
-        Returns the mean loss, the number of tasks that took part, those left out, and by how many
-        processes each of the signals was caught. The gradient is that of all tasks at once:
+        Returns the mean loss, the number of tasks that took part, the number left out, and how
+        many processes caught each signal. The gradient is that of all tasks at once:
         micro-batches and processes add up sums, and the sum is divided by the number of tasks that
         took part.
         """
@@ -160,17 +161,17 @@ class Trainer:
         return total / counted, counted, out, caught
 
     def _add_gradient(self, keys: Sequence[int], seed: int) -> Tensor:
-        """Add the gradients of these tasks, summed over them. (Nothing of one micro-batch lives on
-        when the next begins.)"""
+        """Add the sum of these tasks' gradients. (The memory of one micro-batch is free before the
+        next begins.)"""
         sums = self.parameters[0].new_zeros(3)
         for batch in self.tasks.batches("train", keys):
             loss = self.learner(batch, torch.Generator().manual_seed(seed))
             before = len(batch) - self.learner.diagnostics.left_out.sum()
             gradients = torch.autograd.grad(loss * before, self.parameters, allow_unused=True)
-            # the way back may have left out more
+            # the backward pass may have left out more
             out = self.learner.diagnostics.left_out.sum()
             counted = len(batch) - out
-            share = counted / before.clamp(min=1)  # 1 but for those, and then the sum of the others
+            share = counted / before.clamp(min=1)  # 1 unless the backward pass left out tasks
             for p, g in zip(self.parameters, gradients, strict=True):
                 if g is not None and p.grad is not None:
                     p.grad += g * share
@@ -205,7 +206,7 @@ class Trainer:
         return self._with_diagnostics(report) if wanted else report
 
     def _with_diagnostics(self, report: Step) -> Step:
-        """What the last call of this process saw inside its tasks."""
+        """The report with the diagnostics of this process's last call."""
         try:
             seen = self.learner.diagnostics
         except RuntimeError:  # this process has no tasks
@@ -223,18 +224,18 @@ class Trainer:
     # --- the run ---------------------------------------------------------------------------------
 
     def train(self) -> Outcome:
-        """Go on from where the state is to the last iteration."""
+        """Train from the current state to the last iteration."""
         settings = self.settings
         self.fit_memory()
         validates = settings.val_every > 0 and has_tasks(self.tasks, "val")
         self._tell("started", self.step, settings.iterations)
-        if self._unheard_anywhere():  # nothing is lost yet
+        if self._unheard_anywhere():  # no work is lost yet
             raise RunError(f"{_reason(self.unheard)}: make room, or choose another place")
         for note in self.notes:
             self._tell("message", note)
         if settings.val_every > 0 and not validates:
             self._tell(
-                "message", f"{self.tasks.name} has no validation tasks of this size: none done"
+                "message", f"no validation: {self.tasks.name} has no validation tasks of this size"
             )
         try:
             with self.stop.listening():
@@ -246,7 +247,7 @@ class Trainer:
         settings = self.settings
         saved = self.step
         if self.step >= settings.iterations:
-            self.save()  # nothing to do, or nothing but the best state was left of the last step
+            self.save()  # the run is complete, perhaps with only its best state on disk
         while self.step < settings.iterations:
             try:
                 report = self.advance()
@@ -259,7 +260,7 @@ class Trainer:
                 ) from error
             self._tell("stepped", report)
             if settings.method != "reptile" and self.rise.watch(self.step, report.loss):
-                self._question(validates)  # (Reptile's loss is a distance)
+                self._question(validates)  # (Reptile's loss is a distance, so it is not watched)
             if self.faulty >= settings.patience:
                 self._give_up(saved)
             last = self.step == settings.iterations
@@ -277,13 +278,13 @@ class Trainer:
         if validates and self.best is not None and self.best_step < self.step:
             self._tell(
                 "message",
-                f"the best weights are those after iteration {self.best_step} (validation nll "
-                f"{self.best:.3f}), not the last: evaluate and load take the best",
+                f"the best weights are from iteration {self.best_step} (validation nll "
+                f"{self.best:.3f}), not from the last: evaluate and load use the best",
             )
         return Outcome(self.step)
 
     def _complain(self) -> None:
-        """Say what could not be written, now that what was learned is saved."""
+        """Raise for what could not be written, now that the state is saved."""
         if self._unheard_anywhere():
             raise RunError(
                 f"{_reason(self.unheard)}: saved after iteration {self.step}. Make room, then: "
@@ -291,12 +292,12 @@ class Trainer:
             )
 
     def _unheard_anywhere(self) -> bool:
-        """Whether a watcher of any process failed: all end with the same sentence."""
+        """Whether a watcher of any process failed, so that all processes end alike."""
         return not self.processes.all_agree(self.unheard is None, self.device)
 
     def _question(self, validates: bool) -> None:
-        """The training loss is far above its best. Validation tasks, where there are any, say
-        whether anything was lost: the same loss may come of harder tasks."""
+        """The training loss is far above its best. Validation tasks, where there are any, decide
+        whether anything was lost, because harder tasks also raise the loss."""
         before = self.best
         if validates and before is not None and self.validate()["nll"] <= before + LOST:
             self.rise.accept(self.step)
@@ -304,8 +305,8 @@ class Trainer:
             self._go_back()
 
     def _go_back(self) -> None:
-        """The training loss is far above its best: on from the best weights with a smaller step, or
-        an end with a diagnosis."""
+        """The training loss is far above its best: continue from the best weights with a smaller
+        step, or stop with a diagnosis."""
         run, where_best = self.run, self.run is not None and self.best is not None
         content = None
         if run is not None and where_best and self.processes.first and self.returns < RETURNS:
@@ -324,18 +325,22 @@ class Trainer:
         self.returns += 1
         self._tell(
             "message",
-            f"iteration {self.step}: {what}; going on from the best weights (iteration {step}) "
-            f"with {SHRINK:g} times the step. {unsolved(self.learner)}".rstrip(),
+            f"iteration {self.step}: {what}; continuing from the best weights (iteration {step}) "
+            f"with {SHRINK:g} times the step size. {unsolved(self.learner)}".rstrip(),
         )
 
     def _place(self) -> str:
         return "RUN" if self.run is None else shlex.quote(str(self.run.path))
 
     def validate(self) -> dict[str, float]:
-        """Scores on the validation tasks; the best weights so far are kept."""
+        """Scores on the validation tasks; saves the weights if they are the best so far."""
         with nullcontext() if self.average is None else self.average.in_place():
             result = validation_scores(
-                self.learner, self.tasks, self.settings, self.processes, partial(self._tell, "told")
+                self.learner,
+                self.tasks,
+                self.settings,
+                self.processes,
+                partial(self._tell, "message"),
             )
         best = result["nll"] < (float("inf") if self.best is None else self.best)
         if best:
@@ -354,13 +359,13 @@ class Trainer:
         )
 
     def _refuse_ill(self) -> None:
-        """Never write weights that are not finite over good ones."""
+        """Stop before weights that are not finite are written over good ones."""
         if not all(bool(p.isfinite().all()) for p in self.parameters):
             raise Diverged(f"stopped. {diagnose(self.learner, self.settings)}")
 
     def _tell(self, what: str, *words: Any) -> None:
-        """A watcher that cannot write (a full disk) asks for an end, as a signal does: what was
-        learned is saved before anybody complains."""
+        """Call every watcher. One that cannot write (a full disk) asks the run to stop, as a signal
+        does, so that the state is saved before the error is raised."""
         for watcher in self.watchers:
             try:
                 getattr(watcher, what)(*words)
@@ -370,18 +375,18 @@ class Trainer:
                     self.stop.ask()
 
     def fit_memory(self) -> None:
-        """Choose the micro-batch where none was given; refuse what cannot fit."""
+        """Choose the micro-batch if none was given; refuse one that does not fit."""
         if self.step >= self.settings.iterations:
             return
         resumed = self._place() if self.step else None
         fit = fit_memory(self.learner, self.tasks, self.settings, self.processes, resumed)
-        # a resumed run takes the same number, whatever is free then
+        # kept in the settings: a resumed run takes the same number, whatever memory is free then
         notes = self._settle(micro_batch=fit.micro_batch)
         for note in (*notes, *fit.notes):
             self._tell("message", note)
 
     def _settle(self, **choices: Any) -> list[str]:
-        """Change settings, in the run's folder too; what to tell of it."""
+        """Change settings, in the run's folder too. Returns notes about the changes."""
         self.settings = replace(self.settings, **choices)
         if self.run is None:
             return []
@@ -396,6 +401,6 @@ def _chunks(keys: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 def _reason(error: OSError | None) -> str:
     if error is None:
-        return "what happens in the run could not be written by another process"
-    what = error.filename or "what happens in the run"
+        return "another process could not write its log"
+    what = error.filename or "the log of the run"
     return f"{what} could not be written ({error.strerror or error})"

@@ -26,7 +26,7 @@ class _Count(TorchDispatchMode):
     ) -> Any:
         for t in tree_leaves((args, kwargs)):
             if isinstance(t, torch.Tensor):
-                self.known.add(t.untyped_storage()._cdata)  # made before: not ours to count
+                self.known.add(t.untyped_storage()._cdata)  # made before, so it is not counted
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
             if not isinstance(t, torch.Tensor):
@@ -48,10 +48,10 @@ class _Count(TorchDispatchMode):
 
 
 class Meter:
-    """Bytes allocated while it is open, above what was there before: those alive now, and the peak
-    since it was opened or last restarted.
+    """Counts the bytes allocated while it is open: those alive now, and the peak since it was
+    opened or last restarted.
 
-    On the CPU it counts tensors, which slows them: time elsewhere.
+    On the CPU it intercepts every operation, which is slow: do not time inside it.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -87,7 +87,7 @@ class Meter:
         return torch.cuda.max_memory_allocated(self._cuda) - self._before
 
     def restart(self) -> None:
-        """Let the peak begin again at what is alive now."""
+        """Restart the peak at the bytes alive now."""
         if self._cuda is None:
             self._count.peak = self._count.live
         else:
@@ -95,7 +95,7 @@ class Meter:
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device | None = None) -> int:
-    """Peak of the bytes allocated during ``function``, above what was there before."""
+    """The peak of the bytes that ``function`` allocates."""
     with Meter(device) as meter:
         function()
         return meter.peak

@@ -1,4 +1,4 @@
-"""How the prior moves: the optimizer, how its step size falls, and the average of the iterates."""
+"""How is the prior updated? The optimizer, its step size, and the average of the iterates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build_optimizer(
 
 
 def rate_at(settings: Settings, step: int) -> float:
-    """The step size of iteration ``step`` (0 is the first), a function of it alone."""
+    """The step size of iteration ``step`` (0 is the first), which depends on nothing else."""
     assert settings.meta_lr is not None
     if step < settings.warmup:
         return settings.meta_lr * (step + 1) / settings.warmup
@@ -46,8 +46,8 @@ def rate_at(settings: Settings, step: int) -> float:
 
 
 class Average:
-    """An exponential moving average of parameters, corrected for its start: after n updates it
-    weighs the iterates by decay^(n−i), whatever n is."""
+    """An exponential moving average of parameters, corrected for its start: after n updates the
+    weight of iterate i is proportional to decay^(n−i)."""
 
     def __init__(self, decay: float, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         self.decay = decay
@@ -66,7 +66,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The parameters hold their average for a while."""
+        """Inside the block the parameters hold their average."""
         live = {name: p.detach().clone() for name, p in self._live.items()}
         self._fill(self.values)
         try:
@@ -81,7 +81,7 @@ class Average:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's memory as named tensors: INDEX/NAME."""
+    """The optimizer's state as tensors named INDEX/NAME."""
     tensors = {}
     for index, memory in optimizer.state_dict()["state"].items():
         for name, value in memory.items():
@@ -90,7 +90,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give the optimizer its memory back; its settings are those it was built with."""
+    """Restore the optimizer's state; its settings stay those it was built with."""
     state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
         index, _, name = key.partition("/")

@@ -1,7 +1,7 @@
-"""Which process does what: tasks are split over processes, and their sums added up.
+"""Which process does what? Tasks are split over processes, and their sums are added up.
 
-torchrun starts the processes and says in the environment which is which; one process alone is the
-same code with nothing to add up.
+torchrun starts the processes and numbers them in the environment. A single process runs the same
+code with nothing to add up.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all."""
+    """The number of this process among all of them."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
-    restarts: int = 0  # of torchrun's elastic agent
+    restarts: int = 0  # by torchrun's elastic agent
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes."""
+        """Whether this is the first process, the only one that writes."""
         return self.rank == 0
 
     def share(self, keys: Sequence[int]) -> Sequence[int]:
-        """The keys this process works on: neighbors, as even as can be."""
+        """The keys this process works on: a contiguous part, split as evenly as possible."""
         begin = len(keys) * self.rank // self.world
         end = len(keys) * (self.rank + 1) // self.world
         return keys[begin:end]
 
     @torch.no_grad()
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Sum tensors of one dtype over all processes, in place, in one message."""
+        """Sum tensors of one dtype over all processes, in place and in one message."""
         if self.world == 1 or not tensors:
             return
         flat = torch.cat([t.detach().reshape(-1) for t in tensors])
@@ -77,7 +77,7 @@ class Processes:
 
 
 def who_am_i() -> Processes:
-    """This process as torchrun's environment describes it; alone where there is none."""
+    """This process as torchrun's environment describes it; a single process where there is none."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return Processes()
     return Processes(
@@ -91,7 +91,7 @@ def who_am_i() -> Processes:
 
 @contextmanager
 def joined(processes: Processes, device: torch.device) -> Iterator[None]:
-    """Join the group for a while (gloo on CPUs, NCCL on GPUs)."""
+    """Inside the block this process is in the group (gloo on CPUs, NCCL on GPUs)."""
     if processes.world == 1:
         yield
         return
@@ -105,10 +105,10 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
         store=dist.PrefixStore(f"ibaml-{processes.restarts}", store),
         rank=rank,
         world_size=world,
-        timeout=timedelta(minutes=10),  # who waits this long waits for a process that died
+        timeout=timedelta(minutes=10),  # a wait this long means that another process died
     )
     try:
         yield
-        dist.barrier()  # nobody leaves while another still listens
+        dist.barrier()  # no process leaves while another still communicates
     finally:
         dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""Which settings does a run take that were not given, and which contradict each other?
+"""Which values do settings take that were not given, and which settings contradict each other?
 
-A setting left out takes the default of its method and data; a setting that the method or the data
-do not read is refused, not ignored.
+A setting that was left out takes the default of its method and data. A setting that the method or
+the data do not read is refused, not ignored.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 from ibaml.fields import SettingsError, chosen, near, refuse_unread
 from ibaml.kinds import IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
 from ibaml.training.settings import Settings
-from ibaml.words import GAUSSIAN, IMPLICIT, UNROLLED
+from ibaml.words import BACKBONES, GAUSSIAN, IMPLICIT, UNROLLED
 
 if TYPE_CHECKING:
     from ibaml.energy.likelihood import Temperature
 
 
 def resolve(given: Mapping[str, Any]) -> Settings:
-    """The settings of a run from those that were given; the rest by method and data."""
+    """All settings of a run: those given, and defaults by method and data for the rest."""
     settings = chosen(Settings, given)
     method = settings.get("method", "ibaml")
     _refuse_contradictions(settings, method)
@@ -29,7 +29,7 @@ def resolve(given: Mapping[str, Any]) -> Settings:
 
 
 def data_kind(given: Mapping[str, Any]) -> Kind:
-    """The kind of data that settings name."""
+    """The kind of data that the settings name."""
     return kind_of_data(given.get("data", "glyphs"), table=given.get("target") is not None)
 
 
@@ -62,18 +62,13 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
             raise SettingsError(f"{name} is for regression (sinusoids, or a table with target)")
     solver = given.get("solver")
     if solver == "newton" and "inner_lr" in given:
-        raise SettingsError("inner_lr is not read by solver newton, which has a line search")
+        raise SettingsError("inner_lr is not read by solver newton, which uses a line search")
     if solver == "newton" and method not in IMPLICIT and method not in ("fomaml", "reptile"):
         raise SettingsError(f"solver newton cannot be unrolled, as {method} does: use descent")
     if solver == "natural" and method not in GAUSSIAN:
         raise SettingsError(f"solver natural moves log-variances, and {method} has none")
-    model = given.get("model")
-    if model == "mlp":
-        for name in ("channels", "norm"):
-            if name in given:
-                raise SettingsError(f"{name} is for conv4 and resnet12, and the model is mlp")
-    elif model is not None and "hidden" in given:
-        raise SettingsError(f"hidden is for mlp, and the model is {model}")
+    if given.get("model") is not None:
+        refuse_unread_by_network(given, given["model"])
     if "momentum" in given and given.get("optimizer", "adam") not in ("sgd", "rmsprop"):
         raise SettingsError(
             f"momentum is for sgd and rmsprop, and optimizer is {given.get('optimizer', 'adam')}"
@@ -91,6 +86,14 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError(f"warmup ({warmup}) is longer than iterations ({iterations})")
 
 
+def refuse_unread_by_network(given: Mapping[str, Any], model: str) -> None:
+    """Refuse settings of other networks than this one."""
+    for name in dict.fromkeys(n for other in BACKBONES.values() for n in other.reads):
+        if given.get(name) is not None and name not in BACKBONES[model].reads:
+            readers = [word for word, other in BACKBONES.items() if name in other.reads]
+            raise SettingsError(f"{name} is for {' and '.join(readers)}, and the model is {model}")
+
+
 def refuse_unread_data(given: Mapping[str, Any]) -> None:
     """Refuse settings that this kind of data does not read."""
     if said := refusal(given.get("data", "glyphs"), data_kind(given), given):
@@ -98,7 +101,7 @@ def refuse_unread_data(given: Mapping[str, Any]) -> None:
 
 
 def temperature_of(text: str) -> Temperature:
-    """The temperature that a setting means."""
+    """The temperature that the setting stands for."""
     try:
         number = float(text)
     except ValueError:
@@ -118,7 +121,7 @@ def _what(given: Mapping[str, Any]) -> str:
 
 
 def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """What was not given, by method and data."""
+    """Defaults by method and data."""
     from ibaml.recommended import recommended, recommended_adapt, recommended_meta_lr  # torch
 
     kind = data_kind(given)

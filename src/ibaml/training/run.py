@@ -1,10 +1,10 @@
-"""The run folder: what a run leaves behind, and how it is found again.
+"""What is in a run folder, and how is it written and read?
 
 config.json      settings, data, versions, git revision, command
 config.toml      the settings, to start the same run again
 log.jsonl        what happened, one JSON object a line
 tensorboard/     the same for TensorBoard
-checkpoints/     step-N.safetensors (the last few) and best.safetensors, each a whole state
+checkpoints/     step-N.safetensors (the last few) and best.safetensors, each a full state
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STEP = re.compile(r"step-(\d+)\.safetensors")
 
 
 class RunError(ValueError):
-    """A run folder is missing, foreign, in use, or cannot be written."""
+    """A run folder is missing, in use, not ours, or cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Run:
     data: dict[str, Any]
     _seen: dict[Path, tuple[tuple[int, ...], bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
-    )  # files that were read (or written) here, as they were then, and whether they were sound
+    )  # for each file read or written here: its signature then, and whether it was readable
 
     @property
     def checkpoints(self) -> Path:
@@ -62,7 +62,7 @@ class Run:
         return self.checkpoints / "best.safetensors"
 
     def changed(self, **choices: Any) -> Run:
-        """The run with other settings, an end among them that lies ahead; `settle` writes them."""
+        """The run with other settings; ``iterations`` may not lie behind it. `settle` writes."""
         settings = resolve({**dataclasses.asdict(self.settings), **choices})
         done = self.newest()[0]
         if done is not None and settings.iterations < done.step:
@@ -72,13 +72,13 @@ class Run:
         return dataclasses.replace(self, settings=settings)
 
     def saved(self) -> list[Path]:
-        """The files named like the checkpoints of a step, newest first; not all need be sound."""
+        """The files named like checkpoints of a step, newest first; some may be damaged."""
         paths = [p for p in self.checkpoints.glob("step-*.safetensors") if _STEP.fullmatch(p.name)]
         return sorted(paths, key=_step, reverse=True)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of a step, then let the oldest go: as many as are kept can be
-        read."""
+        """Write the checkpoint of a step, then delete the oldest so that ``keep`` readable ones
+        remain."""
         path = self.checkpoints / f"step-{step:08d}.safetensors"
         self._write(path, pack(tensors, {**facts, "step": step}))
         readable = 0
@@ -100,7 +100,7 @@ class Run:
             left = (
                 "there is none before it" if good is None else f"the last good checkpoint is {good}"
             )
-            remedy = "Make room (or give the folder back its permissions)"
+            remedy = "Free disk space (or restore the permissions of the folder)"
             if path.is_dir():
                 remedy = "Move the folder of that name away"
             raise RunError(
@@ -123,8 +123,8 @@ class Run:
             return False
 
     def newest(self) -> tuple[Saved | None, list[str]]:
-        """The newest state that can be read, the best one's among them; None where there is none.
-        With it, what to tell of files that cannot be read."""
+        """The newest state that can be read (the best one counts too), or None; and a note for each
+        file that cannot be read."""
         notes: list[str] = []
         saved: Saved | None = None
         for path in (*self.saved(), self.best):
@@ -138,24 +138,24 @@ class Run:
                 if saved is None or facts["step"] > saved.step:
                     saved = Saved(path, content, facts)
             except (CheckpointError, OSError) as error:
-                notes.append(f"{path.name} is left aside: {error}")
+                notes.append(f"{path.name} is ignored: {error}")
         return saved, notes
 
     def resumable(self) -> tuple[Saved | None, list[str]]:
-        """As `newest`; where files are there and none can be read, starting over in their place is
-        refused."""
+        """As `newest`, but raises if there are files and none can be read: no run starts over
+        on top of them."""
         saved, notes = self.newest()
         if saved is None and notes:
             raise RunError(
-                f"no checkpoint of {self.path} can be read ({'; '.join(notes)}): bring one back, or "
-                "train anew in another folder (ibaml train --config "
+                f"no checkpoint of {self.path} can be read ({'; '.join(notes)}): restore one, or "
+                "train in a new folder (ibaml train --config "
                 f"{shlex.quote(str(self.path / 'config.toml'))} --out …)"
             )
         return saved, notes
 
     def best_score(self) -> tuple[float, int] | None:
-        """The validation nll of the best state that is kept and its iteration; None where it is
-        not there or cannot be read, so that the next one validated takes its place."""
+        """The validation nll of the best state and its iteration. None if the file is missing or
+        cannot be read; the next validated state then replaces it."""
         try:
             facts = unpack(self.best.read_bytes())[1]
             return float(facts["validation"]["nll"]), int(facts["step"])
@@ -163,8 +163,7 @@ class Run:
             return None
 
     def weights(self, which: str) -> Saved:
-        """The state ``"best"`` or ``"last"``; best falls back to last where nothing was
-        validated."""
+        """The state ``"best"`` or ``"last"``; without validation, best is the last one."""
         if which == "best" and self.best.exists():
             try:
                 content = self.best.read_bytes()
@@ -179,9 +178,9 @@ class Run:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder: no two processes train in it."""
+        """Lock the folder, so that no two processes train in it."""
         need("filelock")
-        need("safetensors")  # of the checkpoints to come
+        need("safetensors")  # for the checkpoints to come
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.path / ".lock", timeout=0)
@@ -199,7 +198,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read and found sound."""
+    """A checkpoint that was read and whose digest is right."""
 
     path: Path
     content: bytes
@@ -211,7 +210,7 @@ class Saved:
 
 
 def _signature(path: Path) -> tuple[int, ...]:
-    """What changes with a file's content, so that it need not be read again."""
+    """Numbers that change with a file's content, so that an unchanged file is not read again."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
@@ -223,14 +222,14 @@ def _step(path: Path) -> int:
 
 
 def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:
-    """Make a new run folder, or say why it cannot be."""
+    """Make a new run folder; `RunError` says why it cannot be made."""
     if any(path.glob("checkpoints/*.safetensors")):
         remedy = "choose another --out"
         if (path / "config.json").exists():
-            remedy = f"go on with it (ibaml train --resume {shlex.quote(str(path))}), or {remedy}"
+            remedy = f"resume it (ibaml train --resume {shlex.quote(str(path))}), or {remedy}"
         raise RunError(f"{path} is a run already: {remedy}")
     if (path / ".lock").exists():
-        with Run(path, settings, dict(data)).held():  # refused while a process trains in it
+        with Run(path, settings, dict(data)).held():  # raises while a process trains in it
             pass
     facts = {
         "format": FORMAT,
@@ -254,8 +253,8 @@ def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:
 
 
 def settle(run: Run) -> list[str]:
-    """Write a run's settings over those in its folder: the one place where they change there.
-    Returns what to tell, a sentence for each setting that was another one."""
+    """Write a run's settings into its folder; no other code changes them there. Returns a sentence
+    for each setting that changed."""
     file = run.path / "config.json"
     content = json.loads(file.read_text())
     before, now = content["settings"], dataclasses.asdict(run.settings)
@@ -280,7 +279,9 @@ def open_run(path: str | Path) -> Run:
     path = Path(path)
     config = path / "config.json"
     if not config.exists():
-        what = "does not exist" if not path.exists() else "is no run folder: it has no config.json"
+        what = (
+            "does not exist" if not path.exists() else "is not a run folder: it has no config.json"
+        )
         raise RunError(f"{path} {what}")
     try:
         content = json.loads(config.read_text())
@@ -290,8 +291,8 @@ def open_run(path: str | Path) -> Run:
     if version != FORMAT:
         raise RunError(
             f"{path} was made by ibaml {content.get('ibaml', '?')} in format {version}, and this "
-            f"is ibaml {__version__}, which reads format {FORMAT}: use that version, or train anew "
-            f"with --config {path / 'config.toml'}"
+            f"is ibaml {__version__}, which reads format {FORMAT}: use that version, or train "
+            f"again with --config {path / 'config.toml'}"
         )
     unknown = [name for name in given if name not in FIELDS]
     if unknown:
@@ -307,8 +308,8 @@ def open_run(path: str | Path) -> Run:
 
 
 def prepare_folder(run: Run) -> None:
-    """Find out before the first step that checkpoints can be written; sweep away what a killed
-    process left half written."""
+    """Check before the first step that checkpoints can be written, and delete what a killed process
+    left half written."""
     try:
         run.checkpoints.mkdir(exist_ok=True)
         for left in run.checkpoints.glob(".*-*"):
@@ -321,13 +322,13 @@ def prepare_folder(run: Run) -> None:
 
 def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(
-        f"the run folder {path} cannot be written ({error.strerror or error}): give it back its "
-        "permissions, or choose another place"
+        f"the run folder {path} cannot be written ({error.strerror or error}): restore its "
+        "permissions, or choose another folder"
     )
 
 
 def _revision() -> str | None:
-    """The git revision of this code, with a + where it was changed since."""
+    """The git revision of this code, with a + if there are uncommitted changes."""
 
     def git(*words: str) -> str:
         here = Path(__file__).parent

@@ -1,7 +1,7 @@
-"""What is a training run? Every setting, its default, its meaning.
+"""What is a training run? Every setting, its default and its meaning.
 
 One table serves the command line, the TOML file and the run folder; `rules` fills in what was not
-given and refuses what contradicts. It needs no torch, so that help is quick.
+given and refuses contradictions. It needs no torch, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ibaml import fields
 from ibaml.fields import SettingsError, fields_of, setting
 from ibaml.kinds import IMAGE_SIZE, QUERIES
 from ibaml.words import (
+    BACKBONES,
     CURVATURES,
     EXECUTIONS,
     GAUSSIAN,
@@ -32,59 +33,73 @@ _DATA, _NET, _METHOD = "Tasks", "Network", "Method: how a task is learned"
 _OUTER, _RUN = "Meta-training: how the prior is learned", "Run"
 
 
+def _widths(hidden: str) -> str | None:
+    parts = hidden.split(",") if hidden.strip() else []
+    fine = all(part.strip().isdecimal() and int(part) for part in parts)
+    return None if fine else "must be widths such as 40,40"
+
+
 @dataclass(frozen=True)
 class Settings:
     """A training run. `resolve` makes one; ``None`` means that a setting does not apply."""
 
     # --- tasks
     data: str = setting(
-        "glyphs", "A name of `ibaml data list`, sinusoids, an image folder or zip, a CSV list of "
+        "glyphs", "A name from `ibaml data list`, sinusoids, an image folder or zip, a CSV list of "
         "images, an .npz of features x and labels y, or a table (with --target).", _DATA
     )  # fmt: skip
     root: str | None = setting(
-        None, "Where the files of a named dataset, or of a CSV list, lie.", _DATA,
-        shown="$IBAML_DATA; beside the list",
+        None, "Folder of the files of a named dataset or a CSV list.", _DATA,
+        shown="$IBAML_DATA/NAME; a list: its own folder",
     )  # fmt: skip
     splits: str | None = setting(
         None, "JSON file with the classes (or tasks) of train, val and test, for your own data.",
-        _DATA, shown="as the data have it, else by a hash",
+        _DATA, shown="as in the data, else by a hash of names",
     )  # fmt: skip
     image_size: int | None = setting(
-        None, "Side of the images of a folder or list of your own.", _DATA, least=4,
+        None, "Side in pixels of your own images (folder or list).", _DATA, least=4,
         shown=str(IMAGE_SIZE),
     )  # fmt: skip
     task: str | None = setting(None, "Table: the column that names the task.", _DATA)
     features: str | None = setting(None, "Table: the input columns, comma-separated.", _DATA)
     target: str | None = setting(None, "Table: the column to predict.", _DATA)
-    ways: int | None = setting(None, "Classes of a task (W).", _DATA, least=2, shown="5")
+    ways: int | None = setting(None, "W, classes per task.", _DATA, least=2, shown="5")
     shots: int | None = setting(
-        None, "Examples a class (or, in regression, a task).", _DATA, least=1,
+        None, "Support examples per class (regression: per task).", _DATA, least=1,
         shown="1; regression 5",
     )  # fmt: skip
     queries: int | None = setting(
-        None, "Queries a class (or a task) of a training task.", _DATA, least=1,
+        None, "Queries per class (regression: per task) in training.", _DATA, least=1,
         shown=f"{QUERIES}; a table: all other rows",
     )  # fmt: skip
     train_shots: int | None = setting(
-        None, "Other shots in training than in the test (Reptile likes more).", _DATA, least=1,
-        shown="shots; reptile: more",
+        None, "Shots in training, if other than in the test.", _DATA, least=1,
+        shown="shots; reptile at least 5",
     )  # fmt: skip
-    rotations: bool = setting(False, "Count quarter turns of a training class as classes.", _DATA)
+    rotations: bool = setting(False, "Add quarter turns of training classes as new classes.", _DATA)
     augment: bool = setting(False, "Flip and shift training images.", _DATA)
 
     # --- network
     model: str | None = setting(
         None,
-        "conv4, resnet12 or mlp.",
+        "Network: conv4, resnet12 or mlp.",
         _NET,
-        choices=("conv4", "resnet12", "mlp"),
-        shown="by the data",
+        choices=tuple(BACKBONES),
+        shown="conv4 for images, else mlp",
     )
     channels: int | None = setting(
-        None, "Channels of conv4, or of resnet12's first block.", _NET, least=1, shown="32; 64"
+        None,
+        "Channels of conv4, or of resnet12's first block.",
+        _NET,
+        least=1,
+        shown="32; resnet12 64",
     )
     hidden: str | None = setting(
-        None, "Hidden widths of mlp, comma-separated.", _NET, shown="40,40"
+        None,
+        "Widths of mlp's hidden layers, comma-separated.",
+        _NET,
+        shown="40,40",
+        check=_widths,
     )
     norm: str | None = setting(
         None, "Normalization of conv4 and resnet12: batch, group or none.", _NET,
@@ -97,22 +112,22 @@ class Settings:
         choices=METHODS,
     )  # fmt: skip
     adapt: str | None = setting(
-        None, "Which weights a task adapts: all, head, or a pattern over their names.", _METHOD,
-        shown="head for ibaml and imaml, else all",
+        None, "Which weights a task adapts: all, head (the last layer), or a name pattern.",
+        _METHOD, shown="head for ibaml and imaml, else all",
     )  # fmt: skip
     tie_head: bool = setting(
-        False, "One prior row for all classes: a prior for any number of them.", _METHOD
+        False, "Share one prior row among all classes, for any number of classes.", _METHOD
     )
     solver: str | None = setting(
-        None, "newton converges in a few steps; descent takes exactly K; also natural, adam.",
+        None, "newton (converges in a few steps), descent (takes exactly K), natural or adam.",
         _METHOD, choices=SOLVERS,
         shown="newton for an implicit head, else descent",
     )  # fmt: skip
     steps: int | None = setting(
-        None, "K, the adaptation steps.", _METHOD, least=0, shown="newton 8, else 5"
+        None, "K, steps of adaptation.", _METHOD, least=0, shown="newton 8, else 5"
     )
     inner_lr: float | None = setting(
-        None, "α, the step size of adaptation (not of newton).", _METHOD, above=0,
+        None, "α, the step size of adaptation (newton has none).", _METHOD, above=0,
         shown="0.1, in regression 0.1·σ²; adam 0.01",
     )  # fmt: skip
     learn_inner_lr: bool | None = setting(
@@ -123,25 +138,30 @@ class Settings:
         only=IMPLICIT, shown="as many as it takes, up to 64",
     )  # fmt: skip
     curvature: str | None = setting(
-        None, "H: ggn is safe; energy is exact; lemma is the paper's.", _METHOD,
+        None, "H: ggn (never indefinite), energy (exact) or lemma (the paper's).", _METHOD,
         choices=CURVATURES, only=IMPLICIT, shown="ggn",
     )  # fmt: skip
     damping: float | None = setting(
-        None, "μ, relative to the prior's precision.", _METHOD, least=0, only=IMPLICIT, shown="0"
+        None,
+        "μ, added to H, relative to the prior's precision.",
+        _METHOD,
+        least=0,
+        only=IMPLICIT,
+        shown="0",
     )
     block: str | None = setting(
-        None, "all, or mean: curvature of the loss for the means alone.", _METHOD,
+        None, "all, or mean: the loss's curvature for the means only.", _METHOD,
         choices=("all", "mean"), only=("ibaml",), shown="all",
     )  # fmt: skip
     samples: int | None = setting(
         None, "S, Monte-Carlo samples of the energy.", _METHOD, least=1, only=GAUSSIAN, shown="4"
     )
     noise: str | None = setting(
-        None, "independent, or antithetic pairs.", _METHOD, choices=("independent", "antithetic"),
-        only=GAUSSIAN, shown="antithetic",
+        None, "Monte-Carlo noise: independent, or antithetic (in pairs ±ε).", _METHOD,
+        choices=("independent", "antithetic"), only=GAUSSIAN, shown="antithetic",
     )  # fmt: skip
     beta: float | None = setting(
-        None, "β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.", _METHOD, above=0,
+        None, "β of the KL's weight β/N: 1 is Bayes, less tempers the posterior.", _METHOD, above=0,
         only=GAUSSIAN, shown="0.002 for a head, else 0.001 (regression 0.01)",
     )  # fmt: skip
     init_log_var: float | None = setting(
@@ -149,8 +169,8 @@ class Settings:
         only=GAUSSIAN, shown="-5 for a head, else -9 (regression -6)",
     )  # fmt: skip
     lam: float | None = setting(
-        None, "λ of the proximal term, on the mean nll.", _METHOD, above=0, only=("imaml",),
-        shown="0.05",
+        None, "λ, weight of iMAML's proximal term, for the mean nll.", _METHOD, above=0,
+        only=("imaml",), shown="0.05",
     )  # fmt: skip
     objective: str | None = setting(
         None, "The meta-loss: query (nll), predictive (nll of the averaged prediction) or abml.",
@@ -158,37 +178,43 @@ class Settings:
         only=READ_BY["objective"], shown="query; abml: abml",
     )  # fmt: skip
     temperature: str | None = setting(
-        None, "t of predictions softmax(t·z), outside the energy: learned with the prior, fitted "
+        None, "t of predictions softmax(t·z), not of adaptation: learned with the prior, fitted "
         "on validation tasks, both, or a number.", _METHOD,
         shown="learned for many training classes, else fitted",
     )  # fmt: skip
     noise_std: float | None = setting(
-        None, "σ of the observations, in regression.", _METHOD, above=0, shown="0.3"
+        None, "σ, noise of the observations (regression).", _METHOD, above=0, shown="0.3"
     )
-    learn_noise: bool | None = setting(None, "Meta-learn σ.", _METHOD, shown="yes; reptile no")
+    learn_noise: bool | None = setting(
+        None, "Meta-learn σ (regression).", _METHOD, shown="yes; reptile no"
+    )
 
     # --- meta-training
-    iterations: int = setting(2000, "Meta-iterations.", _OUTER, least=0)
-    tasks: int = setting(8, "Tasks of a meta-iteration, over all processes.", _OUTER, least=1)
+    iterations: int = setting(2000, "Number of meta-iterations.", _OUTER, least=0)
+    tasks: int = setting(8, "Tasks per meta-iteration, over all processes.", _OUTER, least=1)
     micro_batch: int | None = setting(
-        None, "Tasks at once in memory; the result does not change.", _OUTER, least=1,
+        None, "Tasks in memory at once; does not change the result.", _OUTER, least=1,
         shown="as many as fit",
     )  # fmt: skip
     optimizer: str = setting(
-        "adam", "adam, adamw, sgd, rmsprop, radam, nadam, adagrad.", _OUTER,
+        "adam", "Optimizer: adam, adamw, sgd, rmsprop, radam, nadam, adagrad.", _OUTER,
         choices=("adam", "adamw", "sgd", "rmsprop", "radam", "nadam", "adagrad"),
     )  # fmt: skip
     meta_lr: float | None = setting(
         None, "Step size of the optimizer.", _OUTER, above=0, shown="0.01 for a head, else 0.003"
     )
-    momentum: float | None = setting(None, "Of sgd and rmsprop.", _OUTER, least=0, shown="0")
-    weight_decay: float = setting(0.0, "Of the optimizer.", _OUTER, least=0)
+    momentum: float | None = setting(
+        None, "Momentum of sgd and rmsprop.", _OUTER, least=0, shown="0"
+    )
+    weight_decay: float = setting(0.0, "Weight decay.", _OUTER, least=0)
     schedule: str = setting(
         "cosine", "How the step size falls: constant, linear or cosine.", _OUTER,
         choices=("constant", "linear", "cosine"),
     )  # fmt: skip
-    warmup: int = setting(0, "Iterations over which the step size rises first.", _OUTER, least=0)
-    clip: float = setting(10.0, "Largest norm of the meta-gradient.", _OUTER, above=0)
+    warmup: int = setting(
+        0, "Iterations at the start in which the step size rises.", _OUTER, least=0
+    )
+    clip: float = setting(10.0, "Clip the meta-gradient to this norm.", _OUTER, above=0)
     ema: float | None = setting(
         None, "Average the meta-parameters with this decay, e.g. 0.99.", _OUTER, above=0, most=1,
         shown="off",
@@ -196,29 +222,31 @@ class Settings:
 
     # --- run
     seed: int = setting(
-        0, "Of the network's start, the tasks and the noise.", _RUN, least=0, most=2**63 - 1
+        0, "Seed of the initial weights, the tasks and the noise.", _RUN, least=0, most=2**63 - 1
     )
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", _RUN)
-    dtype: str = setting("float32", "float32 or float64.", _RUN, choices=("float32", "float64"))
-    threads: int | None = setting(None, "CPU threads of a process.", _RUN, least=1, shown="torch's")
+    device: str = setting("auto", "Device: auto, cpu, cuda or cuda:N.", _RUN)
+    dtype: str = setting(
+        "float32", "Number format: float32 or float64.", _RUN, choices=("float32", "float64")
+    )
+    threads: int | None = setting(None, "CPU threads per process.", _RUN, least=1, shown="torch's")
     execution: str = setting(
-        "auto", "auto, loop (the oracle), single, vmap, fold or head.", _RUN,
-        choices=EXECUTIONS,
+        "auto", "How tasks run at once: auto, loop (the reference), single, vmap, fold or head.",
+        _RUN, choices=EXECUTIONS,
     )  # fmt: skip
     precision: str = setting(
-        "full", "full, or bfloat16 where tasks are folded (an accelerator).", _RUN,
+        "full", "Activations: full, or bfloat16 where tasks are folded (GPU).", _RUN,
         choices=PRECISIONS,
     )  # fmt: skip
-    capture: bool = setting(True, "Record meta-steps as CUDA graphs, on an accelerator.", _RUN)
-    val_every: int = setting(200, "Validate after so many iterations; 0: never.", _RUN, least=0)
-    val_tasks: int = setting(100, "Validation tasks.", _RUN, least=1)
-    checkpoint_every: int = setting(200, "Save after so many iterations.", _RUN, least=1)
+    capture: bool = setting(True, "Record meta-steps as CUDA graphs (GPU).", _RUN)
+    val_every: int = setting(200, "Validate every so many iterations; 0: never.", _RUN, least=0)
+    val_tasks: int = setting(100, "Number of validation tasks.", _RUN, least=1)
+    checkpoint_every: int = setting(200, "Save every so many iterations.", _RUN, least=1)
     keep: int = setting(3, "Checkpoints to keep, besides the best.", _RUN, least=1)
-    log_every: int = setting(20, "Log after so many iterations.", _RUN, least=1)
+    log_every: int = setting(20, "Log every so many iterations.", _RUN, least=1)
     tensorboard: bool = setting(True, "Write TensorBoard files.", _RUN)
     patience: int = setting(
-        20, "Stop after so many faulty iterations in a row (diverged tasks, gradients that are not "
-        "finite).", _RUN, least=1,
+        20, "Stop after this many faulty iterations in a row (diverged tasks, gradients that are "
+        "not finite).", _RUN, least=1,
     )  # fmt: skip
 
     @property

@@ -1,5 +1,5 @@
-"""Who has asked the run to stop? A first Ctrl-C or SIGTERM asks for an end after this iteration; a
-second one is obeyed at once."""
+"""Was the run asked to stop? A first Ctrl-C or SIGTERM stops it after this iteration, a second one
+at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """The signal that this process caught, and the one that all processes know of; 0: none.
+    """The signal that this process caught, and the one all processes agreed on; 0 means none.
 
     Processes stop after the same iteration: `caught` is summed over them, and `agree` takes the
     sums.
@@ -23,25 +23,25 @@ class StopRequest:
         self._agreed = 0
 
     def ask(self) -> None:
-        """Ask for an end as SIGTERM does, unless somebody has."""
+        """Ask the run to stop as SIGTERM does, unless it was asked already."""
         self._asked = self._asked or signal.SIGTERM
 
     def caught(self) -> list[bool]:
-        """Which of the signals this process caught."""
+        """For each signal, whether this process caught it."""
         return [self._asked == number for number in _SIGNALS]
 
     def agree(self, counts: Sequence[float]) -> None:
-        """By how many processes each of the signals was caught."""
+        """Take the number of processes that caught each signal."""
         caught_by = zip(_SIGNALS, counts, strict=True)
         self._agreed = next((number for number, count in caught_by if count), 0)
 
     def signal(self, world: int) -> int:
-        """The signal to stop by: at once in one process, when all know of it in several."""
+        """The signal to stop for. Several processes wait until all of them know it."""
         return self._asked if world == 1 else self._agreed
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Catch the signals for a while."""
+        """Catch the signals inside the block."""
 
         def ask(number: int, _: Any) -> None:
             self._asked = number
@@ -51,7 +51,7 @@ class StopRequest:
         try:
             for wanted in _SIGNALS:
                 before[wanted] = signal.signal(wanted, ask)
-        except ValueError:  # not the main thread: signals are somebody else's
+        except ValueError:  # signals can be caught in the main thread only
             pass
         try:
             yield

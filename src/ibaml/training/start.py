@@ -1,4 +1,4 @@
-"""How a run begins: anew from settings, or again from its folder; how a learner is loaded."""
+"""How does a run begin, from settings or from its folder, and how is a learner loaded?"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def train(
     watchers: Watchers = lambda run, learner: (),
     progress: Progress | None = None,
 ) -> tuple[Run, Outcome]:
-    """Train from settings in a new run folder; under torchrun, in as many processes as it started.
+    """Train from settings in a new run folder; under torchrun, in all the processes it started.
 
     >>> train(resolve({"data": "sinusoids", "iterations": 100}), "runs/waves")    # doctest: +SKIP
     """
@@ -58,10 +58,10 @@ def train(
     if processes.restarts and (out / "config.json").exists():
         if other := differs(open_run(out).settings, settings):
             raise RunError(
-                f"{out} is another run ({other} differs): choose another --out, or go on with it "
+                f"{out} is another run ({other} differs): choose another --out, or resume it "
                 f"(ibaml train --resume {out})"
             )
-        return resume(out, watchers=watchers, progress=progress)  # torchrun started us again
+        return resume(out, watchers=watchers, progress=progress)  # torchrun restarted this process
     with threads(settings.threads):
         return _begin(settings, out, processes, watchers, progress)
 
@@ -74,13 +74,13 @@ def resume(
     watchers: Watchers = lambda run, learner: (),
     progress: Progress | None = None,
 ) -> tuple[Run, Outcome]:
-    """Go on with a run from its newest sound checkpoint.
+    """Continue a run from its newest readable checkpoint.
 
     Args:
         path: the folder, or a `Run` whose settings were changed (for another machine, say).
-        iterations: the new end (the schedule is then that of the longer run).
-        micro_batch: another number of tasks at once in memory than the run's own (its sums are
-            then rounded differently).
+        iterations: another number of iterations (the step size then follows the longer schedule).
+        micro_batch: another number of tasks in memory at once (sums are then rounded
+            differently).
     """
     run = path if isinstance(path, Run) else open_run(path)
     given = {"iterations": iterations, "micro_batch": micro_batch}
@@ -100,7 +100,7 @@ def _begin(
     """Train in a new folder."""
     device = pick_device(settings.device, processes.local_rank)
     tasks = open_tasks(settings, device, progress)
-    tasks.batches("train", [0])  # too few classes or examples: said now
+    tasks.batches("train", [0])  # too few classes or examples fail now
     settings = fit_network(settings, tasks)
     network = build_network(settings, tasks.example_shape)
     settings = choose_temperature(settings, network, tasks)
@@ -117,15 +117,15 @@ def _begin(
 def _go_on(
     run: Run, processes: Processes, watchers: Watchers, progress: Progress | None
 ) -> Outcome:
-    """Train from the newest state of the folder."""
+    """Train from the newest state in the folder."""
     settings = run.settings
     device = pick_device(settings.device, processes.local_rank)
     tasks = open_tasks(settings, device, progress)
     if tasks.digest != run.data["digest"]:
         raise RunError(
             f"{settings.data} is not what {run.path} was trained on: its digest is "
-            f"{tasks.digest[:12]} and was {str(run.data['digest'])[:12]}; bring the same data "
-            "back, or train anew"
+            f"{tasks.digest[:12]} and was {str(run.data['digest'])[:12]}; restore the same "
+            "data, or train again"
         )
     learner = build_learner(settings, build_network(settings, tasks.example_shape)).to(device)
     with joined(processes, device):
@@ -171,7 +171,7 @@ def _go(
             if (absent := missing("tensorboard")) is None:
                 logs.append(TensorBoard(run.path / "tensorboard", every))
             else:
-                notes = [*notes, f"{absent}. Going on without."]
+                notes = [*notes, f"{absent}. Continuing without."]
         everyone = [*watchers(run, learner), *logs]
         trainer = Trainer(run.settings, learner, tasks, run, processes, everyone)
         if content is not None:
@@ -190,14 +190,14 @@ def load(
     device: torch.device | str = "cpu",
     **passed_in: Any,
 ) -> MetaLearner:
-    """A trained learner from a file that `MetaLearner.save` wrote, or from a run folder; nothing in
+    """A trained learner from a file that `MetaLearner.save` wrote, or from a run folder. Nothing in
     it is executed.
 
     Args:
-        model: the module of a learner that was built around one of your own.
-        which: of a run folder: ``"best"``, the weights with the best validation nll (the last where
-            nothing was validated), or ``"last"``.
-        passed_in: what else was your own: ``likelihood``, ``solver``, …
+        model: your own module, if the learner was built around one.
+        which: for a run folder, ``"best"`` takes the weights with the best validation nll (the last
+            if nothing was validated), ``"last"`` the last ones.
+        passed_in: your own ``likelihood``, ``solver``, …, if the learner had any.
 
     >>> learner = ibaml.load("runs/demo")                                         # doctest: +SKIP
     >>> learner.adapt(x, y).predict_proba(new_x)                                  # doctest: +SKIP
@@ -211,21 +211,21 @@ def load(
             passed_in["model"] = model
         return load_learner(path, device, **passed_in)
     if model is not None or passed_in:
-        raise ValueError(f"{path} is no file of a learner: a run folder needs nothing passed in")
+        raise ValueError(f"{path} is not a file of a learner: a run folder needs nothing passed in")
     return load_run(open_run(path), which, device)[0]
 
 
 def load_run(
     run: Run, which: str = "best", device: torch.device | str = "cpu"
 ) -> tuple[MetaLearner, int]:
-    """The learner of a run, and the iteration its weights are from."""
+    """The learner of a run, and the iteration that its weights come from."""
     shape = tuple(int(n) for n in run.data["example_shape"])
     learner = build_learner(run.settings, build_network(run.settings, shape))
     saved = run.weights(which)
     tensors, _ = unpack(saved.content)
     weights = under("learner", tensors)
     weights.update(
-        # the average stands for the weights it averages
+        # the average replaces the weights that it averages
         (name, value)
         for name, value in under("average", tensors).items()
     )

@@ -1,4 +1,4 @@
-"""How good are the weights on the validation tasks, all processes together?"""
+"""How good are the weights on the validation tasks, over all processes?"""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def validation_scores(
     processes: Processes,
     tell: Callable[[str], None],
 ) -> dict[str, float]:
-    """The nll, and accuracy or RMSE, over ``val_tasks`` tasks. A temperature that is fitted is
-    fitted on them."""
+    """The nll, and accuracy or RMSE, over ``val_tasks`` tasks. A fitted temperature is fitted on
+    these tasks."""
     keys = processes.share(range(settings.val_tasks))
     second = "rmse" if settings.regression else "accuracy"
     sums = {"nll": 0.0, "tasks": 0.0, second: 0.0}
@@ -67,7 +67,9 @@ def _rows(
             scores = fit_temperature(learner, tasks, "val", keys, batch=at_once, add_up=add_up)
         else:
             scores = score_tasks(learner, tasks, "val", keys, batch=at_once)
-    except FloatingPointError as error:  # the next steps may mend it, or patience will end
+    except (
+        FloatingPointError
+    ) as error:  # later steps may recover; otherwise `patience` stops the run
         tell(f"validation: {error}")
         return [{"nll": math.nan, "mse": math.nan, "accuracy": math.nan}]
     return [] if scores is None else scores.rows()

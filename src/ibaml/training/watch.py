@@ -1,4 +1,4 @@
-"""Who is told what happens in a run: log files here, the screen in `cli`."""
+"""Who is told how a run goes? Log files here, the screen in `cli`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Step:
         loss: mean meta-loss of the tasks that took part.
         tasks, left_out: tasks of the iteration, and those of them that took no part.
         gradient_norm: of the meta-gradient, before it was clipped.
-        moved: whether the optimizer took its step.
+        moved: whether the optimizer took a step.
         cg_residual: mean relative residual of the linear solves (implicit methods).
         unsolved: the share of the tasks whose linear system counts as unsolved.
         inner_gradient: mean ‖∇E‖ at the solutions, for each block.
@@ -42,10 +42,10 @@ class Step:
 
 
 class Watcher(Protocol):
-    """Who is told how a run goes."""
+    """Receives what happens in a run."""
 
     def started(self, first: int, total: int) -> None:
-        """Steps ``first`` … ``total`` are to come."""
+        """Called before step ``first``; the last one is ``total``."""
 
     def stepped(self, step: Step) -> None:
         """Called after every step."""
@@ -59,8 +59,8 @@ class Watcher(Protocol):
 
 
 class JsonLines:
-    """``log.jsonl``: one JSON object a line, every ``every`` steps. A resumed run keeps the lines
-    up to the step it goes on from."""
+    """``log.jsonl``: one JSON object per line, every ``every`` steps. A resumed run keeps the lines
+    up to the step it continues from."""
 
     def __init__(self, path: Path, every: int) -> None:
         self._path = path
@@ -102,7 +102,7 @@ class JsonLines:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """An error of writing says of which file."""
+    """Put the name of the file into an error of writing it."""
     try:
         yield
     except OSError as error:
@@ -110,14 +110,14 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _plain(value: Any) -> Any:
-    """The same for JSON, which has no NaN and no infinity: null in their place."""
+    """The value for JSON, with null for NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoard:
-    """The same figures for TensorBoard."""
+    """The same figures as TensorBoard files."""
 
     def __init__(self, path: Path, every: int) -> None:
         self._path = path

@@ -1,6 +1,6 @@
-"""``python -m ibaml.complexity --json FILE``: measure where only torch and numpy are at hand.
+"""``python -m ibaml.complexity --json FILE``: measure with torch and numpy alone.
 
-Elsewhere ``ibaml bench complexity --from FILE`` makes table, CSV and picture of the file.
+Then ``ibaml bench complexity --from FILE`` shows the file as a table, a CSV and a picture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ibaml.paper.complexity.sweep import Sweep
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ibaml.complexity", description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, help="Where the points go.")
+    parser.add_argument("--json", type=Path, required=True, help="File for the points.")
     for field in fields_of(Sweep).values():
         kind = int if field.kind is int and not field.several else str
         parser.add_argument(field.flag, type=kind, help=field.help)

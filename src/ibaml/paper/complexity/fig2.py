@@ -1,6 +1,6 @@
-"""Figure 2: does the cost of a meta-gradient grow with K where it is explicit, and only there?
+"""Figure 2: does the cost of a meta-gradient grow with K if it is explicit, and only then?
 
-The points of `measure` answer the paper's four claims.
+The points of `measure` are compared with the paper's four claims.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from ibaml.paper.folder import Numbers, Parts
 from ibaml.paper.study import Findings, Progress, Study
 
 UNITS = {"time": "ms", "memory": "mb"}
-_STRAIGHT = 0.98  # R² of a line from which growth is called linear
-_STEADY = {"time": 0.15, "memory": 0.02}  # change over all K, of the mean, that is called none
+_STRAIGHT = 0.98  # growth is called linear if the R² of a line is at least this
+_STEADY = {
+    "time": 0.15,
+    "memory": 0.02,
+}  # the change over all K, relative to the mean, up to which a cost is constant
 _COMPARABLE = 2.0  # a factor up to which two times are called comparable
 _TWICE = (1.6, 2.5)  # factors that are called about two
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Those of `ibaml bench complexity`, with its defaults where they are left out."""
+    """The settings of `ibaml bench complexity`, with its defaults."""
 
     measured: str = setting(
-        "", "A JSON file that it wrote elsewhere: nothing is measured, the rest is not read."
+        "", "A JSON file from another machine; then nothing is measured, the rest is not read."
     )
     methods: str | None = None
     ks: str | None = None
@@ -50,7 +53,7 @@ class Settings:
     threads: int | None = 1
 
     def __post_init__(self) -> None:
-        self.sweep()  # refused now, not when all is measured
+        self.sweep()  # a wrong setting fails now, not after the measurement
 
     def given(self) -> dict[str, Any]:
         options = asdict(self)
@@ -102,7 +105,7 @@ Judgment = tuple[bool, str, str, Any]  # agrees, the sentence, the name of its f
 
 
 def _growth(measured: Measured) -> Iterator[Judgment]:
-    """Explicit costs are lines in K, implicit ones constants in K and lines in L."""
+    """Explicit costs are linear in K, implicit ones constant in K and linear in L."""
     for method, samples in measured.curves():
         name, explicit = label(method, samples), method in IMPLICIT_OF
         points = measured.along_steps(method, samples)
@@ -124,7 +127,7 @@ def _amount(point: Point, what: str) -> float:
 def _straight(
     name: str, what: str, xs: Sequence[int], ys: Sequence[float], letter: str
 ) -> Judgment:
-    """Linear growth: a line fits, and rises."""
+    """Whether growth is linear: a line fits, and rises."""
     rise, fit = slope(xs, ys), straightness(xs, ys)
     linear = rise > 0 and (len(xs) < 3 or fit >= _STRAIGHT)
     unit = UNITS[what].replace("mb", "MB")
@@ -139,7 +142,7 @@ def _straight(
 
 
 def _steady(name: str, what: str, xs: Sequence[int], ys: Sequence[float], letter: str) -> Judgment:
-    """No growth: the line through the points hardly rises (single times are noisy)."""
+    """Whether there is no growth: a line through the (noisy) points hardly rises."""
     rise, middle = slope(xs, ys), sum(ys) / len(ys)
     trend = rise * (xs[-1] - xs[0]) / middle
     steady = abs(trend) <= _STEADY[what]
@@ -155,7 +158,7 @@ def _steady(name: str, what: str, xs: Sequence[int], ys: Sequence[float], letter
 
 
 def straightness(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """R² of the least-squares line; 1 where there is nothing to explain."""
+    """R² of the least-squares line; 1 if the values do not vary."""
     rise = slope(xs, ys)
     x0, y0 = sum(xs) / len(xs), sum(ys) / len(ys)
     whole = sum((y - y0) ** 2 for y in ys)
@@ -177,7 +180,7 @@ def _parity(measured: Measured) -> Iterator[Judgment]:
 
 
 def _price(measured: Measured) -> Iterator[Judgment]:
-    """A Bayesian method costs about twice its deterministic one: at every K both were measured."""
+    """A Bayesian method costs about twice its deterministic one, at every K measured for both."""
     for method, samples in measured.curves():
         pairs = measured.beside_deterministic(method, samples)
         for what in UNITS if pairs else ():

@@ -1,4 +1,4 @@
-"""What a measurement says: growth in K and in L, parity at K = L, the price of a variance."""
+"""What does a measurement show? Growth in K and L, parity at K = L, the cost of variances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ibaml.paper.complexity.sweep import label
 
 @dataclass(frozen=True)
 class Finding:
-    """What is asked, of whom, and the answer in words."""
+    """A question, the method or methods it is about, and the answer in words."""
 
     question: str
     subject: str
@@ -19,7 +19,7 @@ class Finding:
 
 
 def findings(measured: Measured) -> list[Finding]:
-    """Every figure is computed from the points that were measured."""
+    """All findings, computed from the measured points."""
     return [
         *_growth_in_steps(measured),
         *_growth_in_cg_steps(measured),
@@ -30,7 +30,7 @@ def findings(measured: Measured) -> list[Finding]:
 
 
 def written(measured: Measured) -> Iterator[str]:
-    """The findings as lines, a question above its answers."""
+    """The findings as lines, each question above its answers."""
     before = ""
     for finding in findings(measured):
         if finding.question != before:
@@ -51,7 +51,7 @@ def _ratios(cost: Cost, over: Cost) -> str:
 
 
 def _growth(question: str, points: Sequence[Point], xs: Sequence[float], letter: str) -> Finding:
-    """From the first to the last point, and a step's part in it."""
+    """Growth from the first to the last point, in all and per step."""
     costs = [p.backward_cost for p in points]
     ms, mb = slope(xs, [c.ms for c in costs]), slope(xs, [c.mb for c in costs])
     ends = f"{letter} = {xs[-1]:.0f} over {letter} = {xs[0]:.0f}"
@@ -100,7 +100,7 @@ def _price_of_variance(measured: Measured) -> Iterator[Finding]:
 
 
 def _share_of_forward(measured: Measured) -> Iterator[Finding]:
-    """Of the first, the fixed and the last point over K of every curve."""
+    """The forward's share at the first, the fixed and the last K of every curve."""
     question = "the forward's share of forward + backward, in time"
     for curve in measured.curves():
         points = measured.along_steps(*curve)

@@ -1,4 +1,4 @@
-"""How time and memory of meta-gradients are measured: interleaved, medians, memory apart."""
+"""How are time and memory measured? Interleaved runs, medians, and memory by itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ibaml.training.memory import Meter
 
 _LR = 1e-3  # small enough that nothing diverges at any K; costs do not depend on it
 _WARM = 4  # calls before a recorded meta-step is timed
-# written down, so that what is measured does not follow what is recommended
+# fixed here, so that the measurement does not change with the recommended settings
 _GAUSSIAN = {"noise": "independent", "beta": 1.0, "init_log_var": -6.0}
 
 
@@ -41,8 +41,8 @@ def picture_tasks(
     ways: int = 5,
     queries: int = 15,
 ) -> TaskBatch:
-    """Tasks of one shot that need no download: classes are smooth pictures of their own, seen
-    through noise."""
+    """One-shot tasks that need no download: a class is a smooth random picture, its examples have
+    noise."""
     rng = torch.Generator().manual_seed(0)
     coarse = torch.randn(tasks * ways, 3, 7, 7, generator=rng)
     classes = F.interpolate(coarse, size=image_size, mode="bilinear")
@@ -69,10 +69,10 @@ def picture_tasks(
 def measure(sweep: Sweep, progress: Progress | None = None) -> Measured:
     """Measure every arm of the sweep.
 
-    First the memory of each, one run that is not timed; then the time of forward and backward,
-    round after round over all arms in another order each time, so that what else the machine does
-    meets all of them. On CUDA times are those of replays, arm by arm: launched one by one, a pass
-    of many small kernels takes what its launches take. What does not fit is a point without costs.
+    First the memory of each, in a run that is not timed. Then the time of forward and backward, in
+    rounds over all arms in changing order, so that other load on the machine affects all alike. On
+    CUDA the times are those of replays, arm by arm, because many small kernels launched one by one
+    take as long as their launches. An arm that does not fit is a point without costs.
     """
     device, batch = sweep.torch_device, _tasks_that_fit(sweep)
     benches = [Bench(sweep, arm, batch) for arm in sweep.arms()]
@@ -113,7 +113,7 @@ def _tasks_that_fit(sweep: Sweep) -> TaskBatch:
 
 
 class Bench:
-    """One arm: its learner, and what was seen of it."""
+    """One arm: its learner, and its measurements."""
 
     def __init__(self, sweep: Sweep, arm: Arm, batch: TaskBatch) -> None:
         self.sweep, self.arm, self.batch = sweep, arm, batch
@@ -130,7 +130,7 @@ class Bench:
         return f"{self.arm.label}, K = {self.arm.steps}{cg}"
 
     def attempt(self, run: Callable[[], None], name: str) -> None:
-        """Run, unless it failed before; out of memory is a finding, not an end."""
+        """Run, unless it failed before; out of memory is recorded and ends nothing."""
         if self.found.problem:
             return
         try:
@@ -170,14 +170,14 @@ class Bench:
         return learner(self.batch, torch.Generator().manual_seed(0))
 
     def weigh(self) -> None:
-        """The peaks of forward and backward; nothing here is timed."""
+        """Measure the peaks of forward and backward; nothing here is timed."""
         learner = self.learner = self.build(capture=False)
         few = replace(
             self.batch, query_x=self.batch.query_x[:, :5], query_y=self.batch.query_y[:, :5]
         )
         first = learner(few, torch.Generator().manual_seed(0))  # checks its batch, once
         if self.device.type == "cuda":
-            first.backward()  # libraries take their workspaces, once
+            first.backward()  # libraries allocate their workspaces once
         del first
         learner.zero_grad()
         with Meter(self.device) as meter:
@@ -192,7 +192,7 @@ class Bench:
             self.found = replace(self.found, problem=f"{out} tasks diverged")
 
     def clock(self) -> None:
-        """One forward and one backward pass, launched one by one and timed apart."""
+        """Time one forward and one backward pass, each by itself."""
         learner = self.learner
         assert learner is not None
         learner.zero_grad()
@@ -203,7 +203,7 @@ class Bench:
         self.seconds.append((between - began, self.now() - between))
 
     def replay(self) -> None:
-        """On CUDA: the phases by replays, and the meta-step as a training loop pays it."""
+        """On CUDA: time the phases by replays, and the whole meta-step as in a training loop."""
         self.seconds = self._phases()
         how = ""
         if not self.seconds:
@@ -251,7 +251,7 @@ class Bench:
         return self.now() - began
 
     def _hand_back(self) -> None:
-        """The memory of recordings and learners that are gone, to the device."""
+        """Return the memory of deleted recordings and learners to the device."""
         gc.collect()
         if self.device.type == "cuda":
             with suppress(RuntimeError):  # torch before 2.12, after a recording that failed

@@ -34,7 +34,7 @@ class _Curve:
 
 
 def draw_complexity(measured: Measured, path: Path, headline: str | None = None) -> Path:
-    """`complexity_figure`, saved."""
+    """Draw and save `complexity_figure`."""
     return save(complexity_figure(measured, headline), path)
 
 
@@ -77,7 +77,7 @@ def _curve(
     points: Sequence[tuple[int, Cost | None]],
     pale: bool = False,
 ) -> list[_Curve]:
-    """The curve of the points that have a cost; none where there are none."""
+    """The curve of the points that have a cost; no curve if there are none."""
     measured_points = [(x, cost) for x, cost in points if cost is not None]
     if not measured_points:
         return []
@@ -144,7 +144,7 @@ def _panel(
 
 
 def _label_ends(axis: Axes, ends: Sequence[tuple[_Curve, int, float]]) -> None:
-    """Each curve's name right of its end, moved apart where two would touch."""
+    """Write each curve's name right of its end, moved apart if two would overlap."""
     low, high = axis.get_ylim()
     heights = [log(y / low) / log(high / low) for _, _, y in ends]
     for (curve, x, y), height in zip(ends, spread(heights, _GAP), strict=True):
@@ -158,7 +158,7 @@ def _label_ends(axis: Axes, ends: Sequence[tuple[_Curve, int, float]]) -> None:
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights moved as little as may be, in order, so that no two are nearer than the gap."""
+    """Heights in order, moved as little as possible so that no two are nearer than the gap."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     groups: list[list[int]] = []
     centers: list[float] = []

@@ -1,4 +1,4 @@
-"""What was found: costs by point, as JSON to keep and as CSV for a spreadsheet."""
+"""What did a measurement find? Costs by point, saved as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PHASES = ("forward", "backward", "together")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one task of the batch: median milliseconds, and peak megabytes (10⁶ bytes)."""
+    """Cost per task of the batch: median milliseconds, and peak megabytes (10⁶ bytes)."""
 
     ms: float
     mb: float
@@ -31,10 +31,10 @@ class Point:
     Attributes:
         forward: adaptation and the query loss.
         backward: the meta-gradient; its peak includes what the forward pass kept for it.
-        together: both, as a training loop pays them.
-        kept_mb: what is alive between forward and backward.
-        strategy: how weight sets ran through the network.
-        problem: why there are no costs, empty where there are.
+        together: both, as in a training loop.
+        kept_mb: the memory in use between forward and backward.
+        strategy: how the tasks ran through the network.
+        problem: why there are no costs; empty if there are.
     """
 
     arm: Arm
@@ -47,12 +47,12 @@ class Point:
 
     @property
     def backward_cost(self) -> Cost:
-        """Of a point that was measured, as all points along a curve are."""
+        """The backward cost of a point that was measured, as all points of a curve are."""
         assert self.backward is not None
         return self.backward
 
     def row(self) -> dict[str, Any]:
-        """As one flat row."""
+        """The point as one flat row."""
         row: dict[str, Any] = {**asdict(self.arm), "strategy": self.strategy}
         for unit in ("ms", "mb"):
             for phase in PHASES:
@@ -83,12 +83,12 @@ class Measured:
         yield from dict.fromkeys((p.arm.method, p.arm.samples) for p in self.points)
 
     def along_steps(self, method: str, samples: int) -> list[Point]:
-        """Points of a curve over K, at the fixed L; those that were measured."""
+        """The measured points of a curve over K, at the fixed L."""
         at = None if method in IMPLICIT_OF else self.sweep.fixed_cg_steps
         return self._along(method, samples, lambda a: a.cg_steps == at, lambda a: a.steps)
 
     def along_cg_steps(self, method: str, samples: int) -> list[Point]:
-        """Points of an implicit curve over L, at the fixed K; those that were measured."""
+        """The measured points of an implicit curve over L, at the fixed K."""
         at = self.sweep.fixed_steps
         return self._along(
             method,
@@ -127,7 +127,7 @@ class Measured:
         return sorted(points, key=lambda p: key(p.arm))
 
     def content(self) -> dict[str, Any]:
-        """All of it for JSON; `of_content` reads it."""
+        """The measurement for JSON; `of_content` reads it."""
         return {
             "format": _FORMAT,
             "machine": self.machine,
@@ -149,7 +149,7 @@ def _write(path: Path, text: str) -> Path:
 
 
 def read(path: Path) -> Measured:
-    """What `Measured.write_json` wrote, here or on another machine."""
+    """Read a file that `Measured.write_json` wrote, on this or another machine."""
     try:
         return of_content(json.loads(path.read_text()))
     except OSError as error:
@@ -163,7 +163,7 @@ def read(path: Path) -> Measured:
 
 
 def of_content(content: Any) -> Measured:
-    """What `Measured.content` gave."""
+    """The measurement from `Measured.content`."""
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError(f"its format is not {_FORMAT!r}")
     sweep = Sweep(**{**content["sweep"], **_tuples(content["sweep"])})

@@ -1,4 +1,4 @@
-"""What is measured: which methods, at which K, L and S, and on what."""
+"""What is measured? Which methods, at which K, L and S, and on which tasks and network?"""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 NAMES = {"maml": "MAML", "imaml": "iMAML", "abml": "ABML", "ibaml": "iBaML"}
-IMPLICIT_OF = {"maml": "imaml", "abml": "ibaml"}  # the same belief, differentiated otherwise
-POINT_OF = {"abml": "maml", "ibaml": "imaml"}  # the same gradient rule, without a variance
+IMPLICIT_OF = {"maml": "imaml", "abml": "ibaml"}  # the same belief with the other gradient rule
+POINT_OF = {"abml": "maml", "ibaml": "imaml"}  # the same gradient rule without variances
 
 _WHAT, _TASKS, _HOW = "What is measured", "Tasks and network", "How"
 _CPU = {"tasks": 1, "ks": (1, 5, 10, 20), "ls": (1, 5, 10, 20), "repeats": 3}
@@ -23,7 +23,7 @@ _CUDA = {"tasks": 8, "ks": (1, 2, 5, 10, 20, 50), "ls": (1, 2, 5, 10, 20), "repe
 
 @dataclass(frozen=True)
 class Arm:
-    """A method at one S, K and (where it is implicit) L."""
+    """A method at one S, K and (if it is implicit) L."""
 
     method: str
     samples: int
@@ -36,48 +36,53 @@ class Arm:
 
 
 def label(method: str, samples: int) -> str:
-    """A curve's name: the method, and S where it has any."""
+    """A curve's name: the method, and S if it has samples."""
     return f"{NAMES[method]}, S = {samples}" if method in POINT_OF else NAMES[method]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A measurement: K varies at L = `fixed_cg_steps`, L at K = `fixed_steps`.
+    """A measurement: K varies at L = `fixed_cg_steps`, L varies at K = `fixed_steps`.
 
-    `Sweep.of` makes one from words or numbers, with the defaults of its device.
+    `Sweep.of` makes one from texts or numbers, with the defaults of its device.
     """
 
     methods: tuple[str, ...] = setting(
         tuple(NAMES), "Which methods.", _WHAT, choices=tuple(NAMES), shown=",".join(NAMES)
     )
     ks: tuple[int, ...] = setting(
-        (), "Steps of adaptation, K.", _WHAT, least=1, shown="1,5,10,20; CUDA 1,2,5,10,20,50"
+        (), "K, steps of adaptation.", _WHAT, least=1, shown="1,5,10,20; CUDA 1,2,5,10,20,50"
     )
     ls: tuple[int, ...] = setting(
-        (), "Steps of conjugate gradients, L.", _WHAT, least=1, shown="1,5,10,20; CUDA 1,2,5,10,20"
+        (), "L, steps of conjugate gradients.", _WHAT, least=1, shown="1,5,10,20; CUDA 1,2,5,10,20"
     )
     samples: tuple[int, ...] = setting(
-        (1, 5), "Monte-Carlo samples S of ABML and iBaML.", _WHAT, least=1, shown="1,5"
+        (1, 5), "S, Monte-Carlo samples of ABML and iBaML.", _WHAT, least=1, shown="1,5"
     )
-    curvature: str = setting("ggn", "H of the implicit methods.", _WHAT, choices=CURVATURES)
-    tasks: int = setting(0, "Tasks at once.", _TASKS, least=1, shown="1; CUDA 8")
-    image_size: int = setting(84, "Side of the pictures.", _TASKS, least=16)
+    curvature: str = setting(
+        "ggn", "H of the implicit methods: energy, ggn or lemma.", _WHAT, choices=CURVATURES
+    )
+    tasks: int = setting(0, "Tasks per batch.", _TASKS, least=1, shown="1; CUDA 8")
+    image_size: int = setting(84, "Side of the images in pixels.", _TASKS, least=16)
     channels: int = setting(32, "Channels of Conv4.", _TASKS, least=1)
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", _HOW)
+    device: str = setting("auto", "Device: auto, cpu, cuda or cuda:N.", _HOW)
     execution: str = setting(
-        "auto", "How weight sets run through the network.", _HOW,
+        "auto", "How tasks run at once: auto, loop, single, vmap, fold or head.", _HOW,
         choices=("auto", "loop", "vmap", "fold"),
     )  # fmt: skip
     precision: str = setting(
-        "full", "full, or bfloat16 where tasks are folded.", _HOW, choices=("full", "bfloat16")
+        "full",
+        "Activations: full, or bfloat16 where tasks are folded.",
+        _HOW,
+        choices=("full", "bfloat16"),
     )
-    repeats: int = setting(0, "Times each is timed; the median counts.", _HOW, least=1, shown="3; CUDA 5")  # noqa: E501  # fmt: skip
-    threads: int | None = setting(None, "Threads of torch.", _HOW, least=1, shown="torch's own")
+    repeats: int = setting(0, "Timed runs of each point; the median counts.", _HOW, least=1, shown="3; CUDA 5")  # noqa: E501  # fmt: skip
+    threads: int | None = setting(None, "CPU threads.", _HOW, least=1, shown="torch's own")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Sweep:
-        """A sweep from what was given, checked; several values may be a text with commas."""
-        from ibaml.machine import pick_device  # torch: not for --help
+        """A sweep from the given options, checked; several values may be one text with commas."""
+        from ibaml.machine import pick_device  # imports torch, which --help does not need
 
         options = {name: _ascending(value) for name, value in chosen(cls, given).items()}
 
@@ -90,12 +95,12 @@ class Sweep:
 
     @property
     def fixed_steps(self) -> int:
-        """K where L varies: 5, or what comes nearest."""
+        """K where L varies: 5, or the nearest value."""
         return min(self.ks, key=lambda k: (abs(k - 5), k))
 
     @property
     def fixed_cg_steps(self) -> int:
-        """L where K varies: 5, or what comes nearest."""
+        """L where K varies: 5, or the nearest value."""
         return min(self.ls, key=lambda n: (abs(n - 5), n))
 
     @property
@@ -105,7 +110,7 @@ class Sweep:
         return torch.device(self.device)
 
     def arms(self) -> list[Arm]:
-        """All that is measured; small ones first within a curve."""
+        """All arms to measure; within a curve the small ones come first."""
         arms = []
         for method in self.methods:
             for samples in self.samples if method in POINT_OF else (1,):
@@ -120,7 +125,7 @@ class Sweep:
 
 
 def _ascending(value: Any) -> Any:
-    """Several values, each once; numbers ascend."""
+    """Several values without repeats; numbers in ascending order."""
     if not isinstance(value, tuple):
         return value
     values = dict.fromkeys(value)

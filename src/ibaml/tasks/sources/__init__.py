@@ -1,4 +1,4 @@
-"""The datasets people have, in the layouts in which they are published."""
+"""How is each dataset read from the layout in which it is published?"""
 
 from ibaml.tasks.sources.cifar import cifar100
 from ibaml.tasks.sources.cub import cub

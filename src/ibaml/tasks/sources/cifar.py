@@ -78,7 +78,7 @@ def _files(root: Path) -> dict[str, bytes]:
         return {n: (folder / n).read_bytes() for n in wanted}
     archive = root / f"{_FOLDER}.tar.gz"
     if not archive.exists():
-        raise DataError(f"{root}: neither {archive.name} nor a folder {_FOLDER} is there")
+        raise DataError(f"{root}: found neither {archive.name} nor a folder {_FOLDER}")
     contents = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:

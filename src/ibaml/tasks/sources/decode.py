@@ -1,4 +1,4 @@
-"""From files by class to a dataset: decode every image once, into the cache."""
+"""How do image files become a dataset? Every image is decoded once, into the cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ibaml.tasks.images import Channels, ImageError, decode
 from ibaml.tasks.tree import Tree
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-Progress = Callable[[int, int], None]  # images decoded so far, images in all
+Progress = Callable[[int, int], None]  # arguments: images decoded so far, images in all
 Splitter = Callable[[Sequence[str]], Mapping[str, tuple[int, ...]]]
 
 
@@ -40,7 +40,7 @@ def load_images(
     invert: bool = False,
     progress: Progress | None = None,
 ) -> Dataset:
-    """Read image files into a dataset; the second time, from the cache."""
+    """Decode image files into a dataset, or read it from the cache if it is there."""
     if size < 4:
         raise DataError(f"image_size must be 4 or more, got {size}")
     digest = hashlib.sha256(f"{size},{channels},{invert}".encode())
@@ -75,7 +75,7 @@ def load_images(
             shown = "\n  ".join(unreadable[:10])
             more = f"\n  … and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
             raise ImageError(
-                f"{len(unreadable)} of {len(flat)} images cannot be read; mend or remove them:"
+                f"{len(unreadable)} of {len(flat)} images cannot be read: repair or remove them:"
                 f"\n  {shown}{more}"
             )
         return images, {"images": len(flat)}

@@ -1,4 +1,4 @@
-"""A folder (or zip) of a user's own images: one folder per class, or a CSV that lists them."""
+"""How are a user's own images read? From one folder per class (or a zip), or a CSV list."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def image_folder(
 ) -> Dataset:
     """Images in one folder per class, in a folder or a zip.
 
-    ``train``, ``val`` and ``test`` folders above the classes are the splits; or ``splits`` names
-    a JSON file with lists of classes; else classes are split 64 : 16 : 20 by a hash of their name.
+    The splits are ``train``, ``val`` and ``test`` folders above the classes, or lists of classes in
+    the JSON file ``splits``. Else classes are split 64 : 16 : 20 by a hash of their name.
 
     >>> data = image_folder("photos/", image_size=84)      # doctest: +SKIP
     """
@@ -35,14 +35,14 @@ def image_folder(
     images = [n for n in tree.names if is_image(n)]
     parts = [[p for p in n.split("/") if p != "."] for n in images]
     while _wrapped(parts):
-        parts = [p[1:] for p in parts]  # one folder around everything
+        parts = [p[1:] for p in parts]  # drop a single outer folder
     top = {p[0].casefold() for p in parts}
     splitter = _splitter(splits)
     depth = 2
     if top & set(_SPLIT_NAMES):
         if not top <= set(_SPLIT_NAMES):
             odd = sorted(top - set(_SPLIT_NAMES))[0]
-            raise DataError(f"{root}: {odd!r} lies beside folders named like splits; move it out")
+            raise DataError(f"{root}: {odd!r} lies beside folders named like splits: move it out")
         if splits is not None:
             raise DataError(
                 f"{root} has a folder for each split already: leave splits out, or move the class "
@@ -57,7 +57,7 @@ def image_folder(
     for n, p in zip(images, parts, strict=True):
         if len(p) != depth:
             where = "in no class folder" if len(p) < depth else "in a folder inside a class folder"
-            raise DataError(f"{root}: {n} lies {where}; put images into one folder per class")
+            raise DataError(f"{root}: {n} lies {where}: put images into one folder per class")
     entries = [Entry(p[depth - 2], n) for n, p in zip(images, parts, strict=True)]
     _refuse_empty(tree, root)
     return load_images(
@@ -82,8 +82,8 @@ def image_list(
     license: str = "yours",
     progress: Progress | None = None,
 ) -> Dataset:
-    """Images listed in a CSV with the columns ``path``, ``label`` and optionally ``split``; else
-    classes are split by the file ``splits``, or by a hash, as `image_folder` does."""
+    """Images listed in a CSV with the columns ``path``, ``label`` and optionally ``split``. Without
+    that, classes are split by the file ``splits`` or by a hash, as in `image_folder`."""
     table = Path(table)
     rows = read_rows(table, ("path", "label"))
     tree = Tree.open(table.parent if root is None else root)
@@ -104,7 +104,7 @@ def image_list(
         for number, row in enumerate(rows, start=2):
             if row["split"] not in SPLITS:
                 raise DataError(
-                    f"{table}, line {number}: split is {row['split']!r}, one of {SPLITS} is needed"
+                    f"{table}, line {number}: split is {row['split']!r}, it must be one of {SPLITS}"
                 )
             lists.setdefault(row["split"], set()).add(row["label"])
         splitter = partial(
@@ -129,7 +129,7 @@ def _splitter(splits: str | Path | None) -> Splitter:
 
 
 def _wrapped(parts: Sequence[Sequence[str]]) -> bool:
-    """Whether one folder, not named like a split, lies around all class folders."""
+    """Whether all class folders lie in one folder that is not named like a split."""
     return (
         len({p[0] for p in parts}) == 1
         and min(len(p) for p in parts) > 2
@@ -144,4 +144,4 @@ def _refuse_empty(tree: Tree, root: str | Path) -> None:
         hidden = folder.name.startswith((".", "__MACOSX"))
         inside = any(n.startswith(f"{folder.name}/") and is_image(n) for n in tree.names)
         if not hidden and not inside:
-            raise DataError(f"{root}: class folder {folder.name!r} holds no images; remove it")
+            raise DataError(f"{root}: class folder {folder.name!r} holds no images: remove it")

@@ -30,7 +30,7 @@ def miniimagenet(
     progress: Progress | None = None,
 ) -> Dataset:
     """miniImageNet from ``train.csv``, ``val.csv``, ``test.csv`` beside ``images/``; from a folder
-    per WordNet id; or from the ``mini-imagenet-cache-*.pkl`` pickles (none of which is run)."""
+    per WordNet id; or from the ``mini-imagenet-cache-*.pkl`` pickles (nothing in them is run)."""
     root = Path(root)
     if any((root / f"mini-imagenet-cache-{s}.pkl").exists() for s in SPLITS):
         return _pickles(root, image_size)
@@ -82,7 +82,7 @@ def _tables(root: Path, tree: Tree) -> tuple[list[Entry], dict[str, list[str]]]:
 
 
 def _present(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """The published splits of which classes are there; all classes of such a split must be."""
+    """The published splits that are on disk; a split must have all of its classes."""
     there = {e.label for e in entries}
     return {s: names for s, names in published("miniimagenet").items() if there & set(names)}
 
@@ -124,15 +124,15 @@ def _one_pickle(path: Path, size: int) -> tuple[np.ndarray, dict[str, list[int]]
     content = unpickle(path.read_bytes(), path.name)
     for key in ("image_data", "class_dict"):
         if key not in content:
-            raise DataError(f"{path}: has no {key!r}")
+            raise DataError(f"{path}: there is no {key!r}")
     pixels = array(content["image_data"], str(path), 4)
     if pixels.shape[1:] != (size, size, 3):
         raise DataError(
-            f"{path}: images are {pixels.shape[1:]}; the pickles are 84×84, ask for that size"
+            f"{path}: images are {pixels.shape[1:]}; pickles are 84×84, so image_size must be 84"
         )
     index = content["class_dict"]
     if not isinstance(index, dict):
-        raise DataError(f"{path}: class_dict must be a dictionary of class to rows")
+        raise DataError(f"{path}: class_dict must be a dictionary from class to rows")
     rows = [int(r) for members in index.values() for r in members]
     if rows and not 0 <= min(rows) <= max(rows) < len(pixels):
         raise DataError(f"{path}: class_dict names rows outside the {len(pixels)} images")

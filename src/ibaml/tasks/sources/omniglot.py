@@ -22,7 +22,7 @@ def omniglot(
     """Omniglot from its public zips or folders (``images_background``, ``images_evaluation``).
 
     Gray, ink bright on black. ``split="1028"`` is the few-shot literature's 1028/172/423
-    characters; ``"background"`` its authors' own: 964 characters to train, 659 to test.
+    characters; ``"background"`` is that of its authors: 964 characters to train, 659 to test.
     """
     if split not in ("1028", "background"):
         raise DataError(f'split must be "1028" or "background", got {split!r}')
@@ -52,7 +52,7 @@ def _find(root: Path, name: str) -> Tree:
     for place in (root / f"{name}.zip", root / name, root / "omniglot-py" / name):
         if place.exists():
             return Tree.open(place)
-    raise DataError(f"{root}: neither {name}.zip nor a folder {name} is there")
+    raise DataError(f"{root}: found neither {name}.zip nor a folder {name}")
 
 
 def _authors(classes: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Public datasets come as pickles; these are read without running anything they contain."""
+"""How are datasets read that come as pickles? Without running anything they contain."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Restricted(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise DataError(f"refused: the pickle asks for {module}.{name}, which is no data")
+            raise DataError(f"refused: the pickle asks for {module}.{name}, which is not data")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
@@ -42,12 +42,12 @@ def unpickle(data: bytes, name: str) -> dict[str, Any]:
     except Exception as error:
         raise DataError(f"{name}: not a readable pickle ({error})") from error
     if not isinstance(value, dict):
-        raise DataError(f"{name}: holds {type(value).__name__}, a dictionary is needed")
+        raise DataError(f"{name}: holds a {type(value).__name__}, but a dictionary is needed")
     return {_text(k): v for k, v in value.items()}
 
 
 def array(value: Any, name: str, dims: int) -> np.ndarray:
-    """A uint8 array of this many dimensions, or a clear error."""
+    """The value, if it is a uint8 array of this many dimensions; else a `DataError`."""
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != dims:
         kind = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value)
         raise DataError(f"{name}: images must be a uint8 array of {dims} dimensions, got {kind}")
