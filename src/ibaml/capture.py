@@ -120,7 +120,7 @@ class _Captured:
         self._roots.copy_(task_roots(seed, batch.task_keys, self._roots.device))
         recording = self._recording
         recording.replay()
-        # the next replay writes over these
+        # the next replay overwrites these
         step: MetaStep = map_tensors(Tensor.clone, recording.step)
         return with_gradient(step, recording.flat.clone(), recording.present, self._parameters)
 
