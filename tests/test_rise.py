@@ -216,8 +216,7 @@ def test_a_run_that_ends_worse_than_its_best_says_which_weights_are_taken(tmp_pa
     train(settings(tmp_path), tmp_path / "run", watchers=watched(seen))
     best = min(seen.validations, key=lambda v: v[1]["nll"])
     assert any(
-        f"best weights are from iteration {best[0]} (validation nll {best[1]['nll']:.3f})"
-        in text
+        f"best weights are from iteration {best[0]} (validation nll {best[1]['nll']:.3f})" in text
         for text in seen.sentences
     )
 
