@@ -3,9 +3,9 @@
 import itertools
 import math
 
-import pytest
 import torch
 
+from ibaml import Reason
 from ibaml.heads.baselines import (
     gaussian_process,
     logistic_regression,
@@ -13,7 +13,6 @@ from ibaml.heads.baselines import (
     protonet,
     ridge,
 )
-from ibaml.heads.dual import Reason
 from ibaml.heads.one_vs_each import one_vs_each, predict_one_vs_each
 from ibaml.heads.prior import HeadPrior
 
@@ -46,7 +45,8 @@ def test_nearest_centroid_is_the_squared_distance_on_the_sphere():
 
 
 def test_ridge_is_scikit_learns():
-    linear_model = pytest.importorskip("sklearn.linear_model")
+    from sklearn import linear_model
+
     logits = ridge(SUPPORT, LABELS, QUERY, 3, strength=0.3)
     for t in range(2):
         target = torch.nn.functional.one_hot(LABELS[t], 3).double()
@@ -55,10 +55,11 @@ def test_ridge_is_scikit_learns():
 
 
 def test_gaussian_process_is_scikit_learns():
-    process = pytest.importorskip("sklearn.gaussian_process")
+    from sklearn import gaussian_process as process
+
     kernels = process.kernels
     gram, cross = SUPPORT @ SUPPORT.mT, SUPPORT @ QUERY.mT
-    found = gaussian_process(gram, LABELS, cross, QUERY.square().sum(-1), 3, noise=0.2)
+    answer = gaussian_process(gram, LABELS, cross, QUERY.square().sum(-1), 3, noise=0.2)
     for t in range(2):
         evidence = 0.0
         for c in range(3):
@@ -67,13 +68,14 @@ def test_gaussian_process_is_scikit_learns():
             ).fit(SUPPORT[t], 2.0 * (LABELS[t] == c) - 1)
             mean, std = theirs.predict(QUERY[t], return_std=True)
             evidence += theirs.log_marginal_likelihood_value_
-            assert torch.allclose(found.mean[t, :, c], torch.as_tensor(mean), atol=1e-8)
-            assert torch.allclose(found.variance[t].sqrt(), torch.as_tensor(std), atol=1e-8)
-        assert math.isclose(found.evidence[t], evidence, rel_tol=1e-8)
+            assert torch.allclose(answer.mean[t, :, c], torch.as_tensor(mean), atol=1e-8)
+            assert torch.allclose(answer.variance[t].sqrt(), torch.as_tensor(std), atol=1e-8)
+        assert math.isclose(answer.evidence[t], evidence, rel_tol=1e-8)
 
 
 def test_logistic_regression_is_scikit_learns():
-    linear_model = pytest.importorskip("sklearn.linear_model")
+    from sklearn import linear_model
+
     logits = logistic_regression(SUPPORT, LABELS, QUERY, 3, strength=0.7)
     for t in range(2):
         theirs = linear_model.LogisticRegression(C=0.7, tol=1e-10, max_iter=10_000)
@@ -100,16 +102,16 @@ def one_vs_each_problem():
 
 def test_one_vs_each_bounds_the_evidence_and_is_near_the_posterior():
     prior, features, labels = one_vs_each_problem()
-    found = one_vs_each(prior, features, labels, 3)
-    assert found.posterior.reason.item() == Reason.CONVERGED
+    answer = one_vs_each(prior, features, labels, 3)
+    assert answer.posterior.reason.item() == Reason.CONVERGED
     weights = prior.mean + (0.5 * prior.log_var).exp() * draw(2**18, 3, 2, seed=6)
     logits = features[0] @ weights.mT  # (S, N, C)
     gap = logits.gather(-1, labels[0].expand(2**18, -1)[..., None]) - logits
     others = 1 - torch.nn.functional.one_hot(labels[0], 3).double()
     log_p = (others * torch.nn.functional.logsigmoid(gap)).sum((-2, -1))
     exact = log_p.logsumexp(0) - math.log(2**18)
-    assert exact - 0.5 < found.evidence.item() < exact
-    mean, covariance = found.posterior.logits(features)
+    assert exact - 0.5 < answer.evidence.item() < exact
+    mean, covariance = answer.posterior.logits(features)
     share = log_p.softmax(0)[:, None, None]
     expected = (share * logits).sum(0)
     assert (mean[0] - expected).abs().max() < 0.1 * expected.abs().max()
@@ -122,7 +124,7 @@ def test_one_vs_each_bounds_the_evidence_and_is_near_the_posterior():
 def test_one_vs_each_bound_is_the_best_of_its_kind():
     """Against Jaakkola and Jordan's bound, a Gaussian integral over all weights, for any c."""
     prior, features, labels = one_vs_each_problem()
-    found = one_vs_each(prior, features, labels, 3).evidence[0]
+    answer = one_vs_each(prior, features, labels, 3).evidence[0]
     rows = [
         torch.kron(torch.eye(3, dtype=torch.float64)[y] - torch.eye(3, dtype=torch.float64)[j], x)
         for x, y in zip(features[0], labels[0].tolist(), strict=True)
@@ -146,7 +148,7 @@ def test_one_vs_each_bound_is_the_best_of_its_kind():
         return integral + factor.sum()
 
     c = torch.ones(6, dtype=torch.float64, requires_grad=True)
-    assert bound(c) < found
+    assert bound(c) < answer
     optimizer = torch.optim.LBFGS([c], max_iter=100, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
@@ -156,7 +158,7 @@ def test_one_vs_each_bound_is_the_best_of_its_kind():
         return value
 
     optimizer.step(loss)
-    assert abs(bound(c) - found) < 1e-8
+    assert abs(bound(c) - answer) < 1e-8
 
 
 def test_one_vs_each_rounds_only_raise_the_bound():

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ibaml.heads.dual import DualPosterior, Reason, laplace
+from ibaml import Reason
+from ibaml.heads.dual import DualPosterior, laplace
 from ibaml.heads.points import gaussian_points
 from ibaml.heads.prior import HeadPrior
 from ibaml.heads.variational import variational

@@ -12,21 +12,13 @@ among all Gaussians. Everything returned is differentiable in the prior, β and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from ibaml.heads.inverse import DenseInverse, SoftmaxInverse
 from ibaml.heads.prior import HeadPrior
-
-
-class Reason(IntEnum):
-    """Why a solver stopped, kept for every task as an integer."""
-
-    STEPS = 0  # all the steps it was given were taken
-    CONVERGED = 1  # the tolerance was reached
-    NONFINITE = 4  # an infinity or a NaN appeared; the value before it is kept
+from ibaml.linalg import Reason
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,7 @@ class DualPosterior:
         beta: the weight of the KL.
         steps: that the solver took, (T,).
         residual: the most that a logit of an example would still move, (T,).
-        reason: why the solver stopped, (T,), see `Reason`.
+        reason: why the solver stopped, (T,), see `ibaml.Reason`.
     """
 
     prior: HeadPrior
@@ -115,26 +107,26 @@ def laplace(
     gram = prior.gram(features, features) / beta
     target = torch.nn.functional.one_hot(labels.long(), classes).to(features.dtype)
     with torch.no_grad():
-        found = _newton(start, gram, target, steps, tolerance(tol, features.dtype))
-        inverse = SoftmaxInverse.at(gram, (start + spread_by(gram, found.dual)).softmax(-1))
+        solution = _newton(start, gram, target, steps, tolerance(tol, features.dtype))
+        inverse = SoftmaxInverse.at(gram, (start + spread_by(gram, solution.dual)).softmax(-1))
     # one more step, differentiable: by the implicit rule its derivative is the solution's
-    rest = found.dual + (start + spread_by(gram, found.dual)).softmax(-1) - target
-    dual = found.dual - (rest - inverse.times(spread_by(gram.detach(), rest)))
+    rest = solution.dual + (start + spread_by(gram, solution.dual)).softmax(-1) - target
+    dual = solution.dual - (rest - inverse.times(spread_by(gram.detach(), rest)))
     inverse = SoftmaxInverse.at(gram, (start + spread_by(gram, dual)).softmax(-1))
     return DualPosterior(
-        prior, features, dual, inverse, beta, found.steps, found.residual, found.reason
+        prior, features, dual, inverse, beta, solution.steps, solution.residual, solution.reason
     )
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Solution:
     dual: Tensor
     steps: Tensor
     residual: Tensor
     reason: Tensor
 
 
-def _newton(start: Tensor, gram: Tensor, target: Tensor, steps: int, tol: float) -> _Found:
+def _newton(start: Tensor, gram: Tensor, target: Tensor, steps: int, tol: float) -> _Solution:
     """a with a + ∇nll(z₀ + K a) = 0 for every task; a task that is done or ill rests."""
     dual = torch.zeros_like(target)
     taken = torch.zeros(len(target), dtype=torch.long, device=target.device)
@@ -157,7 +149,7 @@ def _newton(start: Tensor, gram: Tensor, target: Tensor, steps: int, tol: float)
         reason = torch.where(active & ~fine, int(Reason.NONFINITE), reason)
         if reason.device.type == "cpu" and bool((reason != Reason.STEPS).all()):
             break  # to look is free only here; elsewhere those who are done rest
-    return _Found(dual, taken, residual, reason)
+    return _Solution(dual, taken, residual, reason)
 
 
 def safe_length(moved: Tensor) -> Tensor:

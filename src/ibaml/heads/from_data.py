@@ -97,9 +97,9 @@ def lda(
     white = (statistics.means - center) @ whiten
     _, singular, axes = torch.linalg.svd(white, full_matrices=True)
     noise = (1 / statistics.counts).mean()  # of a class mean, in units of the within covariance
-    found = singular.square() / (len(white) - 1)
+    estimate = singular.square() / (len(white) - 1)
     between = torch.zeros_like(center)
-    between[: len(found)] = (found - noise).clamp_min(0)
+    between[: len(estimate)] = (estimate - noise).clamp_min(0)
     between = (1 - floor) * between + floor * between.mean()
     return TwoCovariance(center, whiten @ axes[:width].mT, between[:width])
 
@@ -139,7 +139,7 @@ def maximum_likelihood(statistics: ClassStatistics, steps: int = 20) -> Estimate
     center = means.mean(0)
     within = within_covariance(statistics, 0.0)
     between = (means - center).mT @ (means - center) / len(means)
-    found = [two_covariance_likelihood(counts, means, scatter, center, between, within)]
+    likelihoods = [two_covariance_likelihood(counts, means, scatter, center, between, within)]
     for _ in range(steps):
         total = between + within / counts[:, None, None]
         gain = torch.linalg.solve(total, between).mT  # (B, F, F): how far y follows its mean
@@ -151,8 +151,10 @@ def maximum_likelihood(statistics: ClassStatistics, steps: int = 20) -> Estimate
         noise = scatter + (counts[:, None] * left).mT @ left
         within = (noise + (counts[:, None, None] * unsure).sum(0)) / counts.sum()
         between, within = 0.5 * (between + between.mT), 0.5 * (within + within.mT)
-        found.append(two_covariance_likelihood(counts, means, scatter, center, between, within))
-    return Estimate(center, between, within, torch.stack(found))
+        likelihoods.append(
+            two_covariance_likelihood(counts, means, scatter, center, between, within)
+        )
+    return Estimate(center, between, within, torch.stack(likelihoods))
 
 
 def diagonalize(center: Tensor, between: Tensor, within: Tensor) -> TwoCovariance:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ibaml.heads.dual import (
     DualPosterior,
-    Reason,
     check_task,
     laplace,
     safe_length,
@@ -28,6 +27,7 @@ from ibaml.heads.dual import (
 from ibaml.heads.inverse import DenseInverse
 from ibaml.heads.points import gaussian_points, place
 from ibaml.heads.prior import HeadPrior
+from ibaml.linalg import Reason
 
 
 def variational(
