@@ -183,7 +183,7 @@ def test_an_allocation_beyond_free_memory_fails_and_does_not_kill():
     free = free_bytes(cpu)
     with (
         within_free_memory(cpu),
-        pytest.raises(RuntimeError, match="not enough memory: you tried to allocate"),
+        pytest.raises(RuntimeError, match="memory: you tried to allocate"),
     ):
         torch.empty(free + 2**30, dtype=torch.uint8)
     torch.empty(8)

@@ -113,7 +113,7 @@ def test_a_fast_way_that_is_not_right_is_set_aside_aloud():
 def test_reading_the_head_in_passing_is_refused_where_the_head_was_asked_for():
     torch.manual_seed(0)
     learner = plain_learner("imaml", _Reads().double(), adapt="head", execution="head")
-    with pytest.raises(ValueError, match="not right for this model"):
+    with pytest.raises(ValueError, match="does not work for this model"):
         learner(class_batch((3,)))
     with pytest.raises(
         ValueError,
@@ -211,7 +211,7 @@ class _Channels(nn.Module):
 @pytest.mark.parametrize("kind", ["softmax", "sum", "parameter", "index"])
 def test_what_has_no_rule_is_refused_by_name(kind):
     learner = plain_learner("maml", _Channels(kind).double(), execution="fold")
-    with pytest.raises(ValueError, match=r'execution="fold" is not right.*no rule for'):
+    with pytest.raises(ValueError, match=r'execution="fold" does not work.*no rule for'):
         learner(class_batch((1, 6, 6), ways=2))
 
 

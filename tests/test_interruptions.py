@@ -207,13 +207,13 @@ import sys, torch
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from runs import make, gradient, waves
 from ibaml.training import resolve
-from ibaml.training.processes import joined, who_am_i
+from ibaml.training.processes import joined, this_process
 cases = {{
     "ibaml": waves(dtype="float64", tasks=5),
     "maml": waves(method="maml", dtype="float64", tasks=1),
     "norm": resolve({{**{NORM!r}}}),
 }}
-me = who_am_i()
+me = this_process()
 with joined(me, torch.device("cpu")):
     for name, settings in cases.items():
         trainer = make(settings, processes=me)

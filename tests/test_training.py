@@ -294,7 +294,7 @@ def test_load_gives_the_trained_learner_best_or_last(tmp_path):
         ibaml.load(run.path, which="first")
     run.best.write_bytes(b"x")
     with pytest.raises(
-        RunError, match=r"it is damaged or no checkpoint of ibaml.*use the last one"
+        RunError, match=r"it is damaged or not a checkpoint of ibaml.*use the last one"
     ):
         ibaml.load(run.path)
 
@@ -311,10 +311,13 @@ def test_folders_that_are_no_runs_or_of_another_version_are_refused(tmp_path):
     with pytest.raises(RunError, match="nothing does not exist"):
         open_run(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match=r"empty is no run folder: it has no config\.json"):
+    with pytest.raises(RunError, match=r"empty is not a run folder: it has no config\.json"):
         open_run(tmp_path / "empty")
     run, _ = train(waves(iterations=1, val_every=0), tmp_path / "run")
-    with pytest.raises(RunError, match="is a run already: choose another"):
+    with pytest.raises(
+        RunError,
+        match=r"is a run already: resume it \(ibaml train --resume .*or choose another --out",
+    ):
         train(waves(iterations=1), tmp_path / "run")
     config = run.path / "config.json"
     content = json.loads(config.read_text())
@@ -532,7 +535,10 @@ def test_checkpoints_of_another_run_are_not_mixed_with_new_ones(tmp_path):
     settings = waves(method="fomaml", iterations=9, checkpoint_every=3, val_every=0)
     run, _ = train(settings, tmp_path / "run")
     (run.path / "config.json").unlink()
-    with pytest.raises(RunError, match="is a run already: choose another"):
+    with pytest.raises(
+        RunError,
+        match=r"is a run already: resume it \(ibaml train --resume .*or choose another --out",
+    ):
         train(replace(settings, iterations=2), run.path)
 
 
