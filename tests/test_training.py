@@ -535,10 +535,7 @@ def test_checkpoints_of_another_run_are_not_mixed_with_new_ones(tmp_path):
     settings = waves(method="fomaml", iterations=9, checkpoint_every=3, val_every=0)
     run, _ = train(settings, tmp_path / "run")
     (run.path / "config.json").unlink()
-    with pytest.raises(
-        RunError,
-        match=r"is a run already: resume it \(ibaml train --resume .*or choose another --out",
-    ):
+    with pytest.raises(RunError, match=r"is a run already: choose another --out$"):
         train(replace(settings, iterations=2), run.path)
 
 
