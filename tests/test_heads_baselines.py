@@ -111,7 +111,7 @@ def test_one_vs_each_bounds_the_evidence_and_is_near_the_posterior():
     log_p = (others * torch.nn.functional.logsigmoid(gap)).sum((-2, -1))
     exact = log_p.logsumexp(0) - math.log(2**18)
     assert exact - 0.5 < answer.evidence.item() < exact
-    mean, covariance = answer.posterior.logits(features)
+    mean, covariance = answer.posterior.moments(features)
     share = log_p.softmax(0)[:, None, None]
     expected = (share * logits).sum(0)
     assert (mean[0] - expected).abs().max() < 0.1 * expected.abs().max()

@@ -74,11 +74,18 @@ def dense_posterior(prior, features, labels, classes, beta, points=None):
 def assert_same(posterior: DualPosterior, task: int, dense, query, classes) -> None:
     mean, covariance = dense
     design = torch.stack([torch.kron(torch.eye(classes), f) for f in query])
-    found_mean, found_covariance = posterior.logits(query.expand(len(posterior.dual), -1, -1))
+    found_mean, found_covariance = posterior.moments(query.expand(len(posterior.dual), -1, -1))
     assert torch.allclose(found_mean[task], design @ mean, atol=1e-8, rtol=1e-8)
     expected = design @ covariance @ design.mT
     assert torch.allclose(found_covariance[task], expected, atol=1e-8, rtol=1e-8)
     assert torch.allclose(posterior.mean_weights()[task].flatten(), mean, atol=1e-8, rtol=1e-8)
+    variances = posterior.weight_variances()[task].flatten()
+    assert torch.allclose(variances, covariance.diagonal(), atol=1e-8, rtol=1e-8)
+    # draws are linear in their noise, so unit noise gives a factor of the covariance
+    size = sum(posterior.noise_sizes())
+    unit = torch.eye(size).expand(len(posterior.dual), -1, -1)
+    factor = (posterior.sample(unit) - posterior.mean_weights()[:, None])[task].flatten(1)
+    assert torch.allclose(factor.mT @ factor, covariance, atol=1e-7, rtol=1e-7)
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +173,7 @@ def test_gradients_against_finite_differences(solve, kind):
         posterior = solve(
             HeadPrior(mean, log_var, low_rank), features, labels, 3, beta, tol=1e-12, **more
         )
-        mean, covariance = posterior.logits(query)
+        mean, covariance = posterior.moments(query)
         weight = torch.linspace(-1, 1, 3)
         return (mean * weight).sum() + 0.3 * covariance.square().sum()
 
@@ -191,7 +198,7 @@ def test_wide_priors_and_many_classes_converge(classes):
         posterior = laplace(belief, features, labels, classes)
         assert posterior.reason.item() == Reason.CONVERGED
         assert posterior.steps.item() <= 20
-        _, covariance = posterior.logits(features)
+        _, covariance = posterior.moments(features)
         assert torch.linalg.eigvalsh(covariance).min() > -1e-9
 
 
@@ -217,11 +224,11 @@ def test_running_out_of_steps_is_said():
 
 def test_single_precision_is_close():
     belief, labels, features = prior("low rank", 3, 4), torch.tensor([[0, 1, 2]]), draw(1, 3, 4)
-    exact = laplace(belief, features, labels, 3).logits(features)
+    exact = laplace(belief, features, labels, 3).moments(features)
     single = HeadPrior(*(t.float() for t in (belief.mean, belief.log_var, belief.low_rank)))
     posterior = laplace(single, features.float(), labels, 3)
     assert posterior.reason.item() == Reason.CONVERGED
-    for value, expected in zip(posterior.logits(features.float()), exact, strict=True):
+    for value, expected in zip(posterior.moments(features.float()), exact, strict=True):
         assert value.dtype == torch.float32
         assert torch.allclose(value.double(), expected, atol=1e-3)
 

@@ -45,7 +45,7 @@ class DualPosterior:
     residual: Tensor
     reason: Tensor
 
-    def logits(self, query: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (T, Q, C) and covariance (T, Q, C, C) of the logits of features (T, Q, F)."""
         cross = self.prior.gram(self.features, query)
         quadratic = self.inverse.quadratic(cross) / self.beta
@@ -62,6 +62,38 @@ class DualPosterior:
         """M, (T, C, F)."""
         pull = self.prior.times(self.dual.mT @ self.features) / self.beta
         return self.prior.mean + pull
+
+    def weight_variances(self) -> Tensor:
+        """The variance of every weight, (T, C, F)."""
+        classes = self.dual.shape[-1]
+        reached = self.prior.reached(self.features, classes)  # D φ_n, (T, C, N, F)
+        known = torch.einsum("tcnf,tcnm,tcmf->tcf", reached, self.inverse.blocks(), reached)
+        return self.prior.weight_variances(classes) - known / self.beta
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Heads (T, S, C, F) drawn with standard normal numbers (T, S, `noise_size`).
+
+        A draw from the prior is moved to where the examples want it (Matheron's rule): exact, and
+        nothing of size features × features is made.
+        """
+        classes = self.dual.shape[-1]
+        own, common, heard = noise.split(self.noise_sizes(), -1)
+        gram = self.prior.gram(self.features, self.features) / self.beta
+        mean, draws = self.mean_weights(), []
+        for s in range(noise.shape[1]):
+            drawn = self.prior.draw(own[:, s], common[:, s], classes)
+            # P·Φδ + (I − PK)·e: pseudo-targets with noise Λ⁻¹, where Λ may be singular
+            extra = self.inverse.root_times(heard[:, s].view_as(self.dual)) * self.beta**0.5
+            moved = self.features @ drawn.mT - spread_by(gram, extra)
+            dual = self.inverse.times(moved) + extra
+            draws.append(mean + drawn - self.prior.times(dual.mT @ self.features) / self.beta)
+        return torch.stack(draws, 1)
+
+    def noise_sizes(self) -> list[int]:
+        """How many normal numbers one draw takes: for ρ, for the low-rank part, for examples."""
+        _, examples, classes = self.dual.shape
+        width = self.features.shape[-1]
+        return [classes * width, classes * self.prior.rank, examples * classes]
 
     def _mean(self, query: Tensor, cross: Tensor) -> Tensor:
         return self.prior.logits(query, self.dual.shape[-1]) + spread_by(cross.mT, self.dual) / (
@@ -98,7 +130,7 @@ def laplace(
     >>> prior = HeadPrior(mean=torch.zeros(2), log_var=torch.zeros(2))
     >>> x = torch.tensor([[[2.0, 0.0], [0.0, 2.0]]])
     >>> posterior = laplace(prior, x, torch.tensor([[0, 1]]), classes=2)
-    >>> mean, covariance = posterior.logits(x)
+    >>> mean, covariance = posterior.moments(x)
     >>> mean.argmax(-1).tolist(), list(covariance.shape)
     ([[0, 1]], [1, 2, 2, 2])
     """

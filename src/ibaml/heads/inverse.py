@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ibaml.heads.factor import cholesky
+from ibaml.heads.factor import cholesky, lower_factor
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,12 @@ class SoftmaxInverse:
     Args:
         each: E, (T, C, N, N).
         factor: the lower Cholesky factor of Σ_c E_c, (T, N, N).
+        probabilities: π, (T, N, C).
     """
 
     each: Tensor
     factor: Tensor
+    probabilities: Tensor
 
     @classmethod
     def at(cls, gram: Tensor, probabilities: Tensor) -> SoftmaxInverse:
@@ -41,7 +43,7 @@ class SoftmaxInverse:
         lower = cholesky(eye + root[..., :, None] * gram * root[..., None, :])
         half = torch.linalg.solve_triangular(lower, torch.diag_embed(root), upper=False)
         each = half.mT @ half
-        return cls(each, cholesky(each.sum(1)))
+        return cls(each, cholesky(each.sum(1)), probabilities)
 
     def times(self, vectors: Tensor) -> Tensor:
         """P·v for v (T, N, C)."""
@@ -56,12 +58,24 @@ class SoftmaxInverse:
         mixed = torch.linalg.solve_triangular(self.factor[:, None], first, upper=False)
         return torch.diag_embed(own.mT) - torch.einsum("tcnq,tdnq->tqcd", mixed, mixed)
 
+    def blocks(self) -> Tensor:
+        """P_cc, (T, C, N, N)."""
+        mixed = torch.linalg.solve_triangular(self.factor[:, None], self.each, upper=False)
+        return self.each - mixed.mT @ mixed
+
+    def root_times(self, vectors: Tensor) -> Tensor:
+        """R·v for v (T, N, C), with R_nR_nᵀ = Λ_n: R = diag √π − π√πᵀ."""
+        root = self.probabilities.sqrt()
+        scaled = root * vectors
+        return scaled - self.probabilities * scaled.sum(-1, keepdim=True)
+
 
 @dataclass(frozen=True)
 class DenseInverse:
-    """P for any symmetric, positive semidefinite Λ_n, as one matrix (T, N, C, N, C)."""
+    """P for any symmetric, positive semidefinite Λ_n (T, N, C, C), as one matrix (T, N, C, N, C)."""
 
     matrix: Tensor
+    curvature: Tensor
 
     @classmethod
     def at(cls, gram: Tensor, curvature: Tensor) -> DenseInverse:
@@ -74,7 +88,7 @@ class DenseInverse:
             dense_system(gram, curvature), blocks.reshape(tasks, size, size)
         )
         solved = 0.5 * (solved + solved.mT)
-        return cls(solved.reshape(tasks, examples, classes, examples, classes))
+        return cls(solved.reshape(tasks, examples, classes, examples, classes), curvature)
 
     def times(self, vectors: Tensor) -> Tensor:
         """P·v for v (T, N, C)."""
@@ -86,6 +100,14 @@ class DenseInverse:
         by_class = self.matrix.permute(0, 2, 4, 1, 3)  # (T, C, D, N, M)
         right = by_class @ cross[:, None]  # (T, C, D, N, Q)
         return (cross[:, :, None] * right).sum(-2).permute(0, 3, 1, 2)
+
+    def blocks(self) -> Tensor:
+        """P_cc, (T, C, N, N)."""
+        return self.matrix.diagonal(dim1=2, dim2=4).movedim(-1, 1)
+
+    def root_times(self, vectors: Tensor) -> Tensor:
+        """R·v for v (T, N, C), with R_nR_nᵀ = Λ_n."""
+        return (lower_factor(self.curvature) @ vectors[..., None])[..., 0]
 
 
 def dense_system(gram: Tensor, curvature: Tensor) -> Tensor:

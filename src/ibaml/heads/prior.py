@@ -76,6 +76,33 @@ class HeadPrior:
             out = out + (rows @ self.low_rank) @ self.low_rank.mT
         return out
 
+    def reached(self, features: Tensor, classes: int) -> Tensor:
+        """D φ_n of every class and example, (T, C, N, F), for features (T, N, F)."""
+        out = features[:, None] * self._variance
+        if self.low_rank is not None:
+            out = out + ((features @ self.low_rank) @ self.low_rank.mT)[:, None]
+        return out.expand(-1, classes, -1, -1)
+
+    def weight_variances(self, classes: int) -> Tensor:
+        """The variance of every weight, (T or 1, C, F)."""
+        out = self._variance[..., 0, :]
+        if self.low_rank is not None:
+            out = out + self.low_rank.square().sum(-1)
+        return out.expand(-1, classes, -1)
+
+    @property
+    def rank(self) -> int:
+        """Columns of the low-rank part."""
+        return 0 if self.low_rank is None else self.low_rank.shape[-1]
+
+    def draw(self, own: Tensor, common: Tensor, classes: int) -> Tensor:
+        """Heads around zero, (T, C, F), from normal numbers (T, C·F) and (T, C·rank)."""
+        root = (0.5 * self._tidy(self.log_var)).exp()[..., 0, :]
+        out = root * own.unflatten(-1, (classes, -1))
+        if self.low_rank is not None:
+            out = out + common.unflatten(-1, (classes, -1)) @ self.low_rank.mT
+        return out
+
     @property
     def _variance(self) -> Tensor:
         return self._tidy(self.log_var).exp()
