@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from ibaml import curvature, gradient, linalg, objectives, solve, weights
 from ibaml._version import __version__
-from ibaml.energy import ByTarget, Categorical, Gaussian, Likelihood
+from ibaml.energy import ByTarget, Categorical, Gaussian, Likelihood, TaskEnergy
 from ibaml.extras import need
 from ibaml.files import write_whole
+from ibaml.heads.gaussian import BeforeExamples
 from ibaml.learner import MetaLearner
 from ibaml.nn.recipe import build, recipe_of
 from ibaml.posterior import Posterior, Posteriors
@@ -37,8 +38,9 @@ _LARGEST = 16 << 30  # bytes; a larger file is refused unread
 _CHOICES: dict[str, type] = {
     one.__name__: one
     for one in (
-        weights.Point, weights.DiagonalGaussian, weights.LowRankGaussian,
+        weights.Point, weights.DiagonalGaussian, weights.LowRankGaussian, weights.FullGaussian,
         solve.GradientDescent, solve.NaturalDescent, solve.Adam, solve.NewtonCG,
+        solve.DualNewton,
         gradient.Unrolled, gradient.FirstOrder, gradient.Reptile, gradient.Implicit,
         curvature.Curvature, linalg.ConjugateGradient, linalg.Dense, linalg.Neumann,
         objectives.QueryNll, objectives.PredictiveNll, objectives.Abml, objectives.TowardsSolution,
@@ -218,7 +220,7 @@ def _known_likelihood(path: Path, content: Any) -> Likelihood | None:
 
 def save_posterior(posterior: Posterior, path: str | Path, *, examples: bool = True) -> Path:
     """Write a finished classifier or regressor: its learner, the posterior, the names of its
-    classes. If predictions need the support examples (batch norm with their statistics), the
+    classes. A full covariance is kept as the support set's features and targets. If predictions need the support examples (batch norm with their statistics), the
     prepared examples are written too, never the originals; ``examples=False`` then raises."""
     task = posterior._task
     task._check_fresh()
@@ -237,6 +239,11 @@ def save_posterior(posterior: Posterior, path: str | Path, *, examples: bool = T
     }
     tensors = {f"learner/{n}": t for n, t in learner.state_dict().items()}
     tensors["posterior/v"] = task._v
+    facts["support_size"] = 1
+    if energy.answer is not None and not isinstance(energy.answer, BeforeExamples):
+        tensors["posterior/features"] = energy.answer.features
+        tensors["posterior/y"] = energy.y
+        facts["support_size"] = energy.x.shape[1]
     if posterior.needs_examples:
         if not examples:
             raise ArtifactError(
@@ -266,7 +273,9 @@ def load_posterior(
         layout = learner.layout.for_classes(int(facts["rows"] or 0))
         v = tensors["posterior/v"].to(device)
         like = next(learner.parameters())
-        x = tensors.get("posterior/x", like.new_zeros(1, 1, *facts["input_shape"])).to(like.device)
+        size = int(facts.get("support_size", 1))
+        x = like.new_zeros(1, size, *facts["input_shape"])
+        x = tensors.get("posterior/x", x).to(like.device)
         y = torch.zeros(1, x.shape[1], *facts["target_shape"], device=like.device)
         y = y.to(like.dtype) if facts["floating"] else y.long()
         if facts["examples"] and "posterior/x" not in tensors:
@@ -274,6 +283,8 @@ def load_posterior(
         noise = like.new_zeros(1, 1, learner.belief.noise_size(layout.size))
         with torch.no_grad():
             energy = learner.energy(x, y, noise, layout, plan)
+            if isinstance(learner.solver, solve.DualNewton):
+                energy = _answered(energy, tensors, learner.solver)
         if v.shape != (1, learner.belief.dim(layout.size)):
             raise ValueError(f"the posterior has shape {tuple(v.shape)}")
         task = Posteriors(
@@ -285,6 +296,20 @@ def load_posterior(
             raise
         raise ArtifactError(f"the parts of {path} do not match: {error}") from error
     return Posterior(task, None if classes is None else tuple(classes))
+
+
+def _answered(
+    energy: TaskEnergy, tensors: Mapping[str, Tensor], solver: solve.DualNewton
+) -> TaskEnergy:
+    """The energy with the posterior of the features and targets in the file."""
+    if "posterior/features" not in tensors:
+        return replace(energy, answer=solve.before_examples(energy, 1))
+    y = tensors["posterior/y"].to(energy.y)
+    features = tensors["posterior/features"].to(energy.x.device)
+    if y.shape != energy.y.shape or features.shape[:2] != y.shape[:2]:
+        raise ValueError("the support set's features and targets differ in number")
+    energy = replace(energy, y=y)
+    return replace(energy, answer=solver.posterior(energy, features, examine=False)[0])
 
 
 def _plain(label: Any) -> Any:

@@ -15,7 +15,7 @@ from ibaml.energy import NOISE_KINDS, Likelihood, TaskEnergy
 from ibaml.execution import Execution, Precision
 from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
 from ibaml.objectives import Abml, Objective, TowardsSolution
-from ibaml.solve import Descent, GradientDescent, NaturalDescent, Solver
+from ibaml.solve import Descent, DualNewton, GradientDescent, NaturalDescent, Solver
 from ibaml.weights import Belief, Roles, head_module
 from ibaml.words import EXECUTIONS, PRECISIONS
 
@@ -45,6 +45,15 @@ def check_options(
     check_number("beta", beta, above=0)
     check_number("init_log_var", init_log_var, least=-_LOG_VAR_LIMIT, most=_LOG_VAR_LIMIT)
     learned = isinstance(solver, Descent) and solver.learn_lr
+    if belief.in_dual != isinstance(solver, DualNewton):
+        raise ValueError(
+            "a full-covariance posterior and the solver DualNewton belong together: use "
+            'posterior="full" and leave solver out, or another solver and posterior="diagonal"'
+        )
+    if belief.in_dual and not isinstance(gradient, Implicit):
+        raise ValueError(
+            'posterior="full" is differentiated implicitly, in its dual: leave gradient out'
+        )
     if isinstance(gradient, Implicit):
         if not belief.has_prior:
             raise ValueError(
@@ -135,6 +144,24 @@ def check_model(model: nn.Module, roles: Roles, gradient: GradientRule, tie_head
                     f"tie_head: the last linear layer ({name}) shares a weight with {other}, whose "
                     "rows are not classes; untie them"
                 )
+
+
+def not_linear(belief: Belief, noise: str, linear: bool) -> str:
+    """What is wrong if the network does not end in an adapted linear layer: a sentence for a
+    warning, empty if nothing is. A belief about such a layer alone is refused."""
+    if linear:
+        return ""
+    needs = (
+        'the adapted weights to be those of one nn.Linear (adapt="head") that reads one vector per '
+        "example and ends the network"
+    )
+    if belief.in_dual:
+        raise ValueError(
+            f'posterior="full" needs {needs}: use posterior="diagonal", or execution="auto"'
+        )
+    if noise == "outputs" and belief.has_output_moments:
+        return f'noise="outputs" needs {needs}: antithetic noise on the weights is used instead'
+    return ""
 
 
 @torch.no_grad()

@@ -1,8 +1,9 @@
-"""How does a posterior become a plain module? By fixed draws, without a learner or randomness."""
+"""How does a posterior become a plain module? By fixed points or draws, without a learner."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from ibaml.energy import Likelihood, TaskEnergy
 from ibaml.execution import held, norm_layers
+from ibaml.heads.points import PREDICTION_POINTS, gaussian_points, place
+from ibaml.metastep import map_tensors
 from ibaml.posterior import Posteriors
 
 
@@ -42,6 +45,60 @@ class Heads(nn.Module):
         return outputs if self.bias is None else outputs + self.bias[:, None]
 
 
+class GaussianOutputs(nn.Module):
+    """Mean (M, C) and covariance of a Gaussian head's outputs for inputs (M, …)."""
+
+    bias: Tensor | None
+
+    def __init__(self, body: nn.Module, moments: _Moments, adapts_bias: bool, bias: Tensor | None):
+        super().__init__()
+        self.body = body
+        self.moments = moments
+        self.adapts_bias = adapts_bias
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.body(x)
+        if self.adapts_bias:
+            features = nn.functional.pad(features, (0, 1), value=1.0)
+        mean, covariance = self.moments(features[None])
+        mean = mean if self.bias is None else mean + self.bias
+        return mean[0], covariance[0]
+
+
+class _Moments(nn.Module):
+    """The moments of a posterior, whose tensors are buffers here."""
+
+    def __init__(self, structure: Any, function: Callable[[Any, Tensor], tuple[Tensor, Tensor]]):
+        super().__init__()
+        self.function = function
+        self.structure = structure
+        tensors: list[Tensor] = []
+        map_tensors(lambda t: tensors.append(t) or t, structure)
+        for i, t in enumerate(tensors):
+            self.register_buffer(f"part_{i}", t.detach().clone())
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        buffers = iter(self._buffers.values())
+        structure = map_tensors(lambda _: next(buffers), self.structure)
+        return self.function(structure, features)
+
+
+class AtPoints(nn.Module):
+    """Outputs (S, M, C) at fixed points that stand for the Gaussian."""
+
+    points: Tensor
+
+    def __init__(self, outputs: GaussianOutputs, points: Tensor) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.register_buffer("points", points.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, covariance = self.outputs(x)
+        return place(mean, covariance, self.points).transpose(0, 1)
+
+
 class Predictive(nn.Module):
     """Members, and a prediction from all their outputs."""
 
@@ -69,28 +126,47 @@ class MeanAndVariance(Predictive):
     squeeze = False
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self.members(x)
-        outputs = outputs.squeeze(-1) if self.squeeze else outputs
-        mean = outputs.mean(0)
-        variance = (outputs - mean).square().mean(0)
+        if isinstance(self.members, GaussianOutputs):
+            mean, variance = self.members(x)
+            if variance.dim() > mean.dim():
+                variance = variance.diagonal(dim1=-2, dim2=-1)
+        else:
+            outputs = self.members(x)
+            mean = outputs.mean(0)
+            variance = (outputs - mean).square().mean(0)
+        if self.squeeze:
+            mean, variance = mean.squeeze(-1), variance.squeeze(-1)
         return mean, variance if self.noise is None else variance + self.noise
 
 
 @torch.no_grad()
 def predictive_module(task: Posteriors, samples: int = 10) -> nn.Module:
-    """The module of one task's posterior, with its default draws (a single one for a point)."""
+    """The module of one task's posterior. It averages over fixed points or draws, as predictions
+    do by default."""
     if "batch" in task.norm_stats.values():
         raise ValueError(
             'predictions with norm_stats="batch" depend on the other queries, so they cannot be a '
             'module: adapt with norm_stats="running" or "support"'
         )
     task._check_fresh()
-    energy = task._sampled(samples, None)
-    weights = energy.weights(task._v)
-    members = _heads(task, weights) or Members(_copies(task, energy, weights))
+    labels = not task._energy.y.is_floating_point()
+    members: nn.Module
+    if (gaussian := _gaussian_outputs(task)) is not None:
+        members = gaussian
+        if labels:
+            outputs = task._energy.layout.shapes[0][0]
+            v = task._v
+            members = AtPoints(
+                gaussian, gaussian_points(PREDICTION_POINTS, outputs, v.dtype, v.device)
+            )
+    else:
+        energy = task._sampled(samples, None)
+        weights = energy.weights(task._v)
+        members = _heads(task, weights) or Members(_copies(task, energy, weights))
+    energy = task._energy
     likelihood = _copied(energy.likelihood)
     likelihood.requires_grad_(False)
-    if not energy.y.is_floating_point():
+    if labels:
         return Probabilities(members, likelihood, None).eval()
     noise = likelihood.noise_variance()
     noise = None if noise is None else noise.detach().to(task._v.dtype)
@@ -105,6 +181,34 @@ def _copied(module: nn.Module) -> Any:
         return copy.deepcopy(module)
 
 
+def _gaussian_outputs(task: Posteriors) -> GaussianOutputs | None:
+    """The moments of a linear head's outputs; None if they are not Gaussian."""
+    energy = task._energy
+    gaussian = energy.belief.has_output_moments or energy.answer is not None
+    if not gaussian or not energy.run.linear or "support" in task.norm_stats.values():
+        return None
+    if energy.answer is not None:
+        moments = _Moments(energy.answer, lambda answer, features: answer.moments(features))
+    else:
+        slices = energy.belief.slices(energy.layout.size)
+        blocks = {name: energy.rows(task._v[:, where]) for name, where in slices.items()}
+        moments = _Moments(blocks, energy.belief.output_moments)
+    bias = None if energy.adapts_bias else energy.fixed_bias()
+    bias = None if bias is None else bias.detach().clone()
+    return GaussianOutputs(_body(task), moments, energy.adapts_bias, bias)
+
+
+def _body(task: Posteriors) -> nn.Module:
+    """The layers before the head."""
+    name = task._energy.run.head
+    if not name:  # the network is its head
+        return nn.Identity()
+    body: nn.Module = _copied(task.learner.model)
+    owner, _, leaf = name.rpartition(".")
+    setattr(body.get_submodule(owner), leaf, nn.Identity())
+    return body.eval().requires_grad_(False)
+
+
 def _heads(task: Posteriors, weights: dict[str, Tensor]) -> Heads | None:
     """The members as one body with many heads; None unless the network is features and a head."""
     energy = task._energy
@@ -114,12 +218,7 @@ def _heads(task: Posteriors, weights: dict[str, Tensor]) -> Heads | None:
         return None
     if energy.run.features(energy.model, constants, energy.x[:, :1]) is None:
         return None
-    body = _copied(task.learner.model)
-    owner, _, leaf = name.rpartition(".")
-    if not name:  # the network is its head
-        body = nn.Identity()
-    else:
-        setattr(body.get_submodule(owner), leaf, nn.Identity())
+    body = _body(task)
     dot = f"{name}." if name else ""
     draws = next(iter(weights.values())).shape[1]
 
@@ -131,7 +230,7 @@ def _heads(task: Posteriors, weights: dict[str, Tensor]) -> Heads | None:
 
     weight = stacked("weight")
     assert weight is not None
-    return Heads(body.eval().requires_grad_(False), weight, stacked("bias"))
+    return Heads(body, weight, stacked("bias"))
 
 
 def _copies(task: Posteriors, energy: TaskEnergy, weights: dict[str, Tensor]) -> list[nn.Module]:

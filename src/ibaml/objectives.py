@@ -59,11 +59,10 @@ class QueryNll(_Sampled):
 
 @dataclass(frozen=True)
 class PredictiveNll(_Sampled):
-    """−log of the Monte-Carlo averaged likelihood, the quantity that evaluations report."""
+    """−log of the averaged likelihood, the quantity that evaluations report."""
 
     def __call__(self, v: Tensor, support: TaskEnergy, query: TaskEnergy) -> Tensor:
-        nll = query.nll(query.outputs(v))
-        return (math.log(nll.shape[1]) - torch.logsumexp(-nll, 1)).mean(-1)
+        return query.predictive_nll(v).mean(-1)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,10 @@ from ibaml.energy import (
     TaskEnergy,
     detached,
     draw_noise,
+    gaussian_nll,
 )
 from ibaml.execution import NormStats, held, support_statistics, watch_moments
+from ibaml.heads.points import PREDICTION_POINTS, gaussian_points, place
 from ibaml.labels import as_tensor, decoded, encoded
 from ibaml.seeding import draw_seed
 from ibaml.solve import Solution
@@ -29,13 +31,16 @@ from ibaml.weights import head_module
 if TYPE_CHECKING:
     from ibaml.learner import MetaLearner
 
+_ENTRIES = 2**23  # at most this many outputs at a time, 32 MB in float32
+
 
 class Posteriors:
     """What `MetaLearner.adapt_all` returns: the posteriors of T tasks, which predict together.
 
-    Predictions average over draws from the posterior. They are the same at every call unless a
-    generator is given, and one query's prediction does not depend on the other queries (except
-    with ``norm_stats="batch"``). A task's draws depend on its key alone.
+    Predictions average over the posterior: over fixed points where a linear head makes outputs
+    Gaussian (then ``samples`` is not read), else over draws. They are the same at every call unless
+    a generator is given, which asks for draws, and one query's prediction does not depend on the
+    other queries (except with ``norm_stats="batch"``). A task's draws depend on its key alone.
 
     Attributes:
         norm_stats: which statistics each batch-norm layer uses.
@@ -99,8 +104,11 @@ class Posteriors:
     @property
     def log_var(self) -> dict[str, Tensor]:
         """Posterior log-variances of the adapted weights by name (none for a point)."""
-        log_var = self._energy.belief.log_var(self._v)
-        return {} if log_var is None else self._energy.layout.split(log_var)
+        energy = self._energy
+        if energy.answer is not None:
+            return energy.layout.split(energy.flat(energy.answer.weight_variances()).log())
+        log_var = energy.belief.log_var(self._v)
+        return {} if log_var is None else energy.layout.split(log_var)
 
     @torch.no_grad()
     def sample(
@@ -142,7 +150,9 @@ class Posteriors:
     def predict_proba(
         self, x: Tensor, samples: int = 10, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Class probabilities (T, M, C), averaged over draws from the posterior."""
+        """Class probabilities (T, M, C), averaged over the posterior."""
+        if (at_points := self.outputs_at_points(x, generator)) is not None:
+            return torch.cat([self._probabilities(part).mean(1) for part in at_points], 1)
         outputs = self.outputs(x, samples, generator)
         if outputs.dim() != 4 or self._energy.y.is_floating_point():
             raise ValueError(
@@ -162,11 +172,14 @@ class Posteriors:
         likelihood = self._energy.likelihood
         if likelihood.takes_labels(self._energy.y):
             raise ValueError("predict is for regression; use predict_proba for classes")
-        outputs = self.outputs(x, samples, generator)
-        if outputs.shape[3:] == (1,) and self._energy.y.dim() == 2:
-            outputs = outputs.squeeze(-1)  # each target is one number
-        mean = outputs.mean(1)
-        variance = (outputs - mean[:, None]).square().mean(1)
+        if (moments := self._moments(x, generator)) is not None:
+            mean, variance = moments
+        else:
+            outputs = self.outputs(x, samples, generator)
+            mean = outputs.mean(1)
+            variance = (outputs - mean[:, None]).square().mean(1)
+        if mean.shape[2:] == (1,) and self._energy.y.dim() == 2:
+            mean, variance = mean.squeeze(-1), variance.squeeze(-1)  # each target is one number
         with held(likelihood):
             noise = likelihood.noise_variance()
         return mean, variance if noise is None else variance + noise.to(variance.dtype)
@@ -175,14 +188,50 @@ class Posteriors:
     def nll(
         self, x: Tensor, y: Tensor, samples: int = 10, generator: torch.Generator | None = None
     ) -> Tensor:
-        """−log of the likelihood of every target in y, averaged over draws: (T, M)."""
-        outputs = self.outputs(x, samples, generator)
+        """−log of the likelihood of every target in y, averaged over the posterior: (T, M)."""
         if self._energy.likelihood.takes_labels(y):
-            rows = self._probabilities(outputs)
-            right = y.long()[:, None, :, None].expand(*rows.shape[:-1], 1)
-            return -rows.mean(1).gather(-1, right[:, 0])[..., 0].log()
-        each = replace(self._energy, y=y).nll(outputs)
+            rows = self.predict_proba(x, samples, generator)
+            return -rows.gather(-1, y.long()[..., None])[..., 0].log()
+        moments = self._moments(x, generator)
+        with held(self._energy.likelihood):
+            noise = self._energy.likelihood.noise_variance()
+        if moments is not None and noise is not None:
+            mean, variance = moments
+            return gaussian_nll(y.view_as(mean), mean, variance + noise.to(variance.dtype))
+        each = replace(self._energy, y=y).nll(self.outputs(x, samples, generator))
         return -(torch.logsumexp(-each, 1) - torch.tensor(each.shape[1]).log())
+
+    def outputs_at_points(
+        self, x: Tensor, generator: torch.Generator | None = None, count: int = PREDICTION_POINTS
+    ) -> Iterator[Tensor] | None:
+        """A linear head's outputs at fixed points that stand for the posterior, (T, S, m, C), for
+        the inputs x (T, M, …) part by part; None where draws are asked for, or needed."""
+        if self._energy.y.is_floating_point() or (moments := self._moments(x, generator)) is None:
+            return None
+        mean, covariance = moments
+        points = gaussian_points(count, mean.shape[-1], mean.dtype, mean.device)
+        at_once = max(1, _ENTRIES // (points.numel() * len(mean)))
+        parts = zip(mean.split(at_once, 1), covariance.split(at_once, 1), strict=True)
+        return (place(m, c, points).transpose(1, 2) for m, c in parts)
+
+    def _moments(
+        self, x: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Mean (T, M, C) of a linear head's outputs, and their covariance (T, M, C, C) or, for
+        numbers, variance (T, M, C); None where draws are asked for, or needed."""
+        energy = self._energy
+        gaussian = energy.belief.has_output_moments or energy.answer is not None
+        linear = energy.run.linear and "support" not in self.norm_stats.values()
+        if generator is not None or not gaussian or not linear:
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            self._check_fresh()
+            x = x.clone() if x.is_inference() else x
+            mean, covariance = replace(energy, x=x).output_moments(self._v)
+            self._check_fresh()  # again: another thread may have trained in between
+            if energy.y.is_floating_point() and covariance.dim() > mean.dim():
+                covariance = covariance.diagonal(dim1=-2, dim2=-1)
+            return mean, covariance
 
     def _probabilities(self, outputs: Tensor) -> Tensor:
         """Class probabilities of every draw's outputs (T, S, M, C)."""
@@ -193,7 +242,10 @@ class Posteriors:
     def _sampled(self, samples: int, generator: torch.Generator | None) -> TaskEnergy:
         check_count("samples", samples, 1)
         energy = self._energy
-        if not energy.belief.stochastic:
+        size = energy.belief.noise_size(energy.layout.size)
+        if energy.answer is not None:
+            size = sum(energy.answer.noise_sizes())
+        if not size:
             return energy
         seed = self._seed if generator is None else draw_seed(generator)
         noise = draw_noise(
@@ -201,12 +253,12 @@ class Posteriors:
             self._keys,
             Stream.PREDICT,
             samples,
-            energy.belief.noise_size(energy.layout.size),
+            size,
             self._noise,
             device=self._v.device,
             dtype=self._v.dtype,
         )
-        return replace(energy, noise=noise)
+        return replace(energy, noise=noise, points=None)
 
     def _check_fresh(self) -> None:
         if any(t._version != version for t, version in self._watched):

@@ -14,6 +14,7 @@ from ibaml.energy.noise import task_roots as task_roots
 from ibaml.energy.plain import PlainEnergy as PlainEnergy
 from ibaml.energy.plain import Structure as Structure
 from ibaml.energy.task import MetaParameters, TaskEnergy
+from ibaml.energy.task import gaussian_nll as gaussian_nll
 
 # the others are for other rooms, not public (docs/api.md)
 __all__ = [

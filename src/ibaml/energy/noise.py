@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ibaml.seeding import mix
 
-NoiseKind = Literal["independent", "antithetic"]
-NOISE_KINDS: tuple[NoiseKind, ...] = ("independent", "antithetic")
+NoiseKind = Literal["independent", "antithetic", "outputs"]
+NOISE_KINDS: tuple[NoiseKind, ...] = ("independent", "antithetic", "outputs")
 
 
 class Stream(IntEnum):
@@ -42,6 +42,7 @@ def draw_noise(
     Args:
         seed: a number, or the tasks' roots (`task_roots`), already on their device.
         kind: ``"antithetic"`` draws pairs (ε, −ε); an odd number of samples has one free draw.
+            ``"outputs"`` does the same: where weights are drawn after all, it is in pairs.
     """
     free = samples if kind == "independent" else (samples + 1) // 2
     if isinstance(seed, Tensor) or (device is not None and device.type == "cuda"):
@@ -53,7 +54,7 @@ def draw_noise(
         drawn = [torch.randn(free, size, generator=torch.Generator().manual_seed(s)) for s in seeds]
         noise = torch.stack(drawn)
     noise = noise.to(device=device, dtype=dtype)
-    if kind == "antithetic":
+    if kind != "independent":
         noise = torch.stack([noise, -noise], 2).flatten(1, 2)[:, :samples]
     return noise
 

@@ -7,6 +7,7 @@ The weights w_s are drawn from v with fixed noise, so E is one deterministic fun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,8 @@ from torch.func import functional_call
 
 from ibaml.energy.likelihood import Likelihood
 from ibaml.execution import Runner, held
+from ibaml.heads.gaussian import GaussianHead
+from ibaml.heads.points import place
 from ibaml.weights import Belief, Layout, Precision, Prior, Slot
 
 
@@ -56,6 +59,9 @@ class TaskEnergy:
         noise: standard normal numbers (T, S, `Belief.noise_size`).
         constants: frozen weights and buffers, batch norm's among them.
         redraw: draws new noise for one step, for solvers that ask for it.
+        points: normal numbers (S, C) that stand for noise on the outputs of a linear head, the same
+            for all examples; None for noise on the weights.
+        answer: the posterior of a linear head, if it is more than v.
         predicts: whether outputs are read as for predictions (in the meta-loss).
     """
 
@@ -72,6 +78,8 @@ class TaskEnergy:
     weight: float | Tensor
     redraw: Callable[[int], Tensor] | None = None
     predicts: bool = False
+    points: Tensor | None = None
+    answer: GaussianHead | None = None
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -112,10 +120,15 @@ class TaskEnergy:
 
     def weights(self, v: Tensor) -> dict[str, Tensor]:
         """The drawn weights by name, (T, S, *shape)."""
+        if self.answer is not None:
+            return self.layout.split(self.flat(self.answer.sample(self.noise)))
         return self.layout.split(self.belief.sample(v, self.noise))
 
     def outputs(self, v: Tensor) -> Tensor:
         """The network's outputs, (T, S, N, …)."""
+        if self.points is not None:
+            mean, covariance = self.output_moments(v)
+            return place(mean, covariance, self.points).transpose(1, 2)
         constants = {**self.constants, **self.meta.shared}
         features = self._features(constants)
         if features is not None:
@@ -131,6 +144,59 @@ class TaskEnergy:
             self._cache["recorded"] = recorded
         return self._cache["features"]
 
+    # --- a linear head by itself -----------------------------------------------------------------
+
+    @property
+    def is_linear_head(self) -> bool:
+        """Whether the adapted weights are those of a linear layer that reads a vector per example
+        and ends the network, so that outputs are linear in them."""
+        if self.run.head is None or not self.layout.names[0].endswith("weight"):
+            return False
+        features = self._features({**self.constants, **self.meta.shared})
+        return features is not None and features.dim() == 3
+
+    def head_features(self) -> Tensor:
+        """What the head's rows multiply, (T, N, F): features, then a constant 1 for a bias."""
+        features = self._features({**self.constants, **self.meta.shared})
+        assert features is not None
+        return nn.functional.pad(features, (0, 1), value=1.0) if self.adapts_bias else features
+
+    def rows(self, flat: Tensor) -> Tensor:
+        """Flat weights of a head (…, n) as its rows (…, C, F), the bias last."""
+        weight, *bias = self.layout.split(flat).values()
+        return torch.cat([weight, bias[0][..., None]], -1) if bias else weight
+
+    def flat(self, rows: Tensor) -> Tensor:
+        """Rows (…, C, F) as flat weights (…, n)."""
+        if not self.adapts_bias:
+            return rows.flatten(-2)
+        return torch.cat([rows[..., :-1].flatten(-2), rows[..., -1]], -1)
+
+    @property
+    def adapts_bias(self) -> bool:
+        """Whether the head's bias is adapted too."""
+        return len(self.layout.names) == 2
+
+    def output_moments(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (T, N, C) of a linear head's outputs, and their covariance (T, N, C, C), or variance
+        (T, N, C) if they are independent."""
+        features = self.head_features()
+        if self.answer is not None:
+            mean, covariance = self.answer.moments(features)
+        else:
+            slices = self.belief.slices(self.layout.size)
+            blocks = {name: self.rows(v[:, where]) for name, where in slices.items()}
+            mean, covariance = self.belief.output_moments(blocks, features)
+        bias = None if self.adapts_bias else self.fixed_bias()
+        return mean if bias is None else mean + bias, covariance
+
+    def fixed_bias(self) -> Tensor | None:
+        """The bias of a head whose weight alone is adapted."""
+        name = f"{self.run.head}.bias" if self.run.head else "bias"
+        return {**self.constants, **self.meta.shared}.get(name)
+
+    # --- how well outputs explain targets --------------------------------------------------------
+
     def nll(self, outputs: Tensor) -> Tensor:
         """nll of every sample and example, (T, S, N)."""
         tasks, samples, examples = outputs.shape[:3]
@@ -141,6 +207,24 @@ class TaskEnergy:
         with held(self.likelihood):
             flat = functional_call(self.likelihood, dict(self.meta.likelihood), (rows, y))
         return flat.view(tasks, samples, examples)
+
+    def predictive_nll(self, v: Tensor) -> Tensor:
+        """−log of the averaged likelihood of every example, (T, N): in closed form for a linear
+        head with Gaussian noise, else over the draws or points."""
+        if self.points is not None and not self.likelihood.takes_labels(self.y):
+            noise = self.noise_variance()
+            if noise is not None:
+                mean, covariance = self.output_moments(v)
+                return gaussian_nll(self.y.view_as(mean), mean, _variance(mean, covariance) + noise)
+        nll = self.nll(self.outputs(v))
+        return math.log(nll.shape[1]) - torch.logsumexp(-nll, 1)
+
+    def noise_variance(self) -> Tensor | None:
+        """The variance of the targets' noise, differentiable where it is learned."""
+        with held(self.likelihood):
+            named = {f"likelihood.{n}": t for n, t in self.meta.likelihood.items()}
+            variance: Tensor | None = functional_call(_NoiseOf(self.likelihood), named, ())
+            return variance
 
     def output_loss(self, outputs: Tensor) -> Tensor:
         """The loss as a function of the outputs (for Gauss–Newton products)."""
@@ -177,3 +261,26 @@ class TaskEnergy:
             products = torch.autograd.grad(slope, list(leaves.values()), -u, allow_unused=True)
             gradients |= {i: g for i, g in zip(rest, products, strict=True) if g is not None}
         return gradients
+
+
+class _NoiseOf(nn.Module):
+    """A likelihood's noise variance as a module's output, to be called with other parameters."""
+
+    def __init__(self, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+
+    def forward(self) -> Tensor | None:
+        return self.likelihood.noise_variance()
+
+
+def gaussian_nll(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """−log N(y; mean, variance), summed over the numbers of a target: (…, C) to (…)."""
+    square = (y - mean).square() / variance
+    return 0.5 * (square + (2 * math.pi * variance).log()).sum(-1)
+
+
+def _variance(mean: Tensor, covariance: Tensor) -> Tensor:
+    if covariance.dim() == mean.dim():
+        return covariance
+    return covariance.diagonal(dim1=-2, dim2=-1)

@@ -18,6 +18,8 @@ from ibaml.learner import MetaLearner
 from ibaml.posterior import Posteriors
 from ibaml.tasks import TaskBatch, TaskSource
 
+FIT_POINTS = 256  # that stand for a Gaussian head's outputs while a temperature is fitted
+
 
 @torch.no_grad()
 def score_tasks(
@@ -94,7 +96,12 @@ def fit_temperature(
     for begin in range(0, len(keys), batch):
         for group in tasks.batches(split, keys[begin : begin + batch]):
             posteriors = learner.adapt_all(group)
-            predicted.append((group, posteriors.outputs(group.query_x, samples)))
+            at_points = posteriors.outputs_at_points(group.query_x, count=FIT_POINTS)
+            if at_points is None:
+                outputs = posteriors.outputs(group.query_x, samples)
+            else:
+                outputs = torch.cat(list(at_points), 2)
+            predicted.append((group, outputs))
     temperature = float(likelihood.log_temperature.exp())
     # values that are not finite are refused below, when no process waits for this one any more
     logits = [outputs.nan_to_num() * temperature for _, outputs in predicted]

@@ -26,11 +26,13 @@ class Runner:
         head: the layer that has every adapted weight, if the layers before it may run once per
             task instead of once per weight set.
         recurrent: whether the model has a recurrent layer.
+        linear: whether that layer was seen to read one vector per example.
     """
 
     whole: Strategy
     head: str | None = None
     recurrent: bool = False
+    linear: bool = False
 
     @property
     def strategy(self) -> str:
@@ -57,7 +59,7 @@ class Runner:
 
     def plain(self) -> Runner:
         """The loop, without a separate head: the oracle for every other way."""
-        return replace(self.looped(), head=None)
+        return replace(self.looped(), head=None, linear=False)
 
     def __call__(
         self,

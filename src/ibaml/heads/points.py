@@ -40,17 +40,20 @@ def gaussian_points(
             f"count must be even and at least 2·dimension = {2 * dimension} (pairs ±ε that span "
             f"all dimensions), got {count}"
         )
-    return _gaussian_points(count, dimension, dtype).to(device, copy=True)
+    return _gaussian_points(count, dimension, dtype, torch.device(device))
 
 
 @lru_cache(maxsize=64)
-def _gaussian_points(count: int, dimension: int, dtype: torch.dtype) -> Tensor:
-    engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=_SEED)
-    uniform = engine.draw(count // 2, dtype=torch.float64)
-    half = torch.special.ndtri(uniform.clamp(1e-10, 1 - 1e-10))
-    factor = torch.linalg.cholesky(half.mT @ half / (count // 2))
-    half = torch.linalg.solve_triangular(factor, half.mT, upper=False).mT
-    return torch.cat([half, -half]).to(dtype)
+def _gaussian_points(
+    count: int, dimension: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    with torch.inference_mode(False):  # others may need them in a graph
+        engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=_SEED)
+        uniform = engine.draw(count // 2, dtype=torch.float64)
+        half = torch.special.ndtri(uniform.clamp(1e-10, 1 - 1e-10))
+        factor = torch.linalg.cholesky(half.mT @ half / (count // 2))
+        half = torch.linalg.solve_triangular(factor, half.mT, upper=False).mT
+        return torch.cat([half, -half]).to(device, dtype)
 
 
 def axis_points(

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ibaml.checks import check_tasks
+from ibaml.checks import check_tasks, not_linear
 from ibaml.energy import TaskEnergy, detached
 from ibaml.execution import NormStats, Runner, choose
 from ibaml.second_derivatives import check_second_derivatives
@@ -67,8 +68,10 @@ class Kinds:
             runner = self.settle(learner, x, y, layout, plan)
             energy, start = _trial(learner, x[:1], y[:1], 1, layout, plan, runner)
             check_tasks(energy, start, classes, learner.solver, learner.adapts_head)
+            if problem := not_linear(learner.belief, learner.noise, runner.linear):
+                self.warn(problem)
             self._runners[kind] = runner
-        if differentiated and kind not in self._differentiable:
+        if differentiated and kind not in self._differentiable and not learner.belief.in_dual:
             energy, start = _trial(learner, x[:1], y[:1], 1, layout, plan, runner)
             if problem := check_second_derivatives(detached(energy), start, learner.gradient):
                 self.warn(problem)
@@ -100,7 +103,8 @@ class Kinds:
                 f"{set_aside} for this model and these inputs, so a slower strategy is used "
                 f'({settled.strategy}; execution="loop" skips the trial)'
             )
-        return settled
+        energy = replace(energy, run=settled)
+        return replace(settled, linear=energy.is_linear_head)
 
     def warn(self, sentence: str) -> None:
         """Give a warning, once per learner."""

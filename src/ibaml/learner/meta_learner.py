@@ -38,6 +38,7 @@ from ibaml.execution import (
     watch_moments,
 )
 from ibaml.gradient import GradientRule, Record
+from ibaml.heads.points import gaussian_points
 from ibaml.learner.choices import FIXED, default_objective, fixed, replaced
 from ibaml.learner.finite import FiniteStep, may_look
 from ibaml.learner.kinds import Kinds
@@ -48,10 +49,12 @@ from ibaml.metastep import MetaStep, Reads
 from ibaml.objectives import Objective, as_objective
 from ibaml.posterior import Posterior, Posteriors
 from ibaml.seeding import draw_seed
-from ibaml.solve import Solver
+from ibaml.solve import DualNewton, Solver, before_examples
 from ibaml.tasks import Inputs, TaskBatch
 from ibaml.weights import Belief, Layout, Selection, assign_roles
 from ibaml.words import ObjectiveName
+
+_META_POINTS = 256  # that stand for a Gaussian head's outputs in the meta-loss
 
 
 class MetaLearner(LearnerState):
@@ -238,9 +241,13 @@ class MetaLearner(LearnerState):
         recorded). ``seed`` may be the tasks' roots."""
         support, query = self.problem(batch, seed)
         reads, support, query, rate = Reads.through(support, query, self._rate(support.layout))
-        start = self.belief.start(support.meta.prior, len(batch))
         record = Record()
-        v = self.gradient(support, start, self.solver, record, rate=rate, examine=self.diagnose)
+        if isinstance(self.solver, DualNewton):  # differentiable by itself
+            answer, record.solution = self.solver.posterior(support, examine=self.diagnose)
+            v, query = record.solution.value, replace(query, answer=answer)
+        else:
+            start = self.belief.start(support.meta.prior, len(batch))
+            v = self.gradient(support, start, self.solver, record, rate=rate, examine=self.diagnose)
         watched = self.model if self.training else nn.Module()
         with watch_moments(watched) as passes:
             losses = self.objective(v, support, query)
@@ -256,12 +263,15 @@ class MetaLearner(LearnerState):
         x, y = batch.support_x, batch.support_y
         run = self._kinds.runner(self, x, y, batch.classes, layout)
         support = self._support(x, y, seed, batch.task_keys, layout, run=run)
-        noise = support.noise
+        noise, points = support.noise, support.points
         if self.objective.noise == "fresh":
             samples = self.objective.samples or self.samples
-            noise = self.draw(seed, batch.task_keys, layout, samples, Stream.META)
+            if points is not None or self.belief.in_dual:
+                points = self.points(self.objective.samples or _META_POINTS, layout)
+            else:
+                noise = self.draw(seed, batch.task_keys, layout, samples, Stream.META)
         return support, replace(
-            support, x=batch.query_x, y=batch.query_y, noise=noise, predicts=True
+            support, x=batch.query_x, y=batch.query_y, noise=noise, points=points, predicts=True
         )
 
     def _support(
@@ -276,9 +286,19 @@ class MetaLearner(LearnerState):
         run: Runner,
     ) -> TaskEnergy:
         """The energy of support sets, with the noise used in adaptation."""
+        if self.noise == "outputs" and run.linear and self.belief.has_output_moments:
+            energy = self.energy(x, y, self.reference.new_zeros(len(x), 1, 0), layout, plan, run)
+            return replace(energy, points=self.points(self.samples, layout))
         draw = partial(self.draw, seed, keys, layout, self.samples)
         energy = self.energy(x, y, draw(), layout, plan, run)
         return replace(energy, redraw=lambda step: draw(step=step + 1))
+
+    def points(self, count: int, layout: Layout) -> Tensor:
+        """About ``count`` fixed points for noise on the outputs of a head, (S, C)."""
+        outputs = layout.shapes[0][0]
+        like = self.reference
+        count = max(count + count % 2, 2 * outputs)
+        return gaussian_points(count, outputs, like.dtype, like.device)
 
     def energy(
         self,
@@ -389,16 +409,22 @@ class MetaLearner(LearnerState):
             if x.shape[1]:
                 run = self._kinds.runner(self, x, y, classes_seen, layout, plan)
                 energy = self._support(x, y, seed, keys, layout, plan, run=run)
-                start = self.belief.start(energy.meta.prior, len(x))
-                solution = self.solver.solve(
-                    detached(energy), start, rate=self._rate(layout), examine=self.diagnose
-                )
+                if isinstance(self.solver, DualNewton):
+                    answer, solution = self.solver.posterior(energy, examine=self.diagnose)
+                    energy = replace(energy, answer=answer)
+                else:
+                    start = self.belief.start(energy.meta.prior, len(x))
+                    solution = self.solver.solve(
+                        detached(energy), start, rate=self._rate(layout), examine=self.diagnose
+                    )
                 v = solution.value
             else:  # no examples: nothing to solve, and no support statistics
                 plan = {n: "running" if k == "support" else k for n, k in plan.items()}
                 x, y = (t.new_zeros((len(t), 1, *t.shape[2:])) for t in (x, y))
                 run = self._run.plain()  # without examples a faster strategy cannot be tried
                 energy = self._support(x, y, seed, keys, layout, plan, run=run)
+                if self.belief.in_dual:
+                    energy = replace(energy, answer=before_examples(energy, len(x)))
                 v = self.belief.start(energy.meta.prior, len(x))
             v = v.detach().clone()
             return Posteriors(energy, v, plan, seed, keys, self.noise, watched, solution, self)

@@ -3,12 +3,15 @@
 from ibaml.solve.adam import Adam
 from ibaml.solve.base import Descent, Progress, Rate, Solution, Solver, energy_and_gradient
 from ibaml.solve.base import resolve_rate as resolve_rate  # for other rooms, not public
+from ibaml.solve.dual import DualNewton
+from ibaml.solve.dual import before_examples as before_examples
 from ibaml.solve.gradient_descent import GradientDescent, NaturalDescent
 from ibaml.solve.newton_cg import NewtonCG
 
 __all__ = [
     "Adam",
     "Descent",
+    "DualNewton",
     "GradientDescent",
     "NaturalDescent",
     "NewtonCG",

@@ -1,6 +1,7 @@
 """Which beliefs about the weights are there, and which weights do they cover?"""
 
 from ibaml.weights.belief import Belief, Prior, Start
+from ibaml.weights.full import FullGaussian
 from ibaml.weights.gaussian import DiagonalGaussian
 from ibaml.weights.layout import Layout, Slot
 from ibaml.weights.low_rank import LowRankGaussian
@@ -15,6 +16,7 @@ __all__ = [
     "Belief",
     "DiagonalGaussian",
     "DiagonalPrecision",
+    "FullGaussian",
     "Layout",
     "LowRankGaussian",
     "Point",

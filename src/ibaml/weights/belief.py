@@ -26,9 +26,15 @@ class Belief(ABC):
     Attributes:
         is_diagonal_gaussian: whether v is (m_t, ρ_t) of N(m_t, diag exp ρ_t), and the prior (m, ρ)
             is of the same kind. Lemma 1, `NaturalDescent` and ABML's hyper-prior need this.
+        has_output_moments: whether weights are Gaussian, and `output_moments` says what that makes
+            of a linear head's outputs.
+        in_dual: whether the belief is about a linear head alone, and its covariance follows from
+            the examples, so that `ibaml.heads` solves and differentiates it.
     """
 
     is_diagonal_gaussian = False
+    has_output_moments = False
+    in_dual = False
 
     # --- what every belief writes ----------------------------------------------------------------
 
@@ -107,6 +113,17 @@ class Belief(ABC):
     def log_density(self, weights: Tensor, v: Tensor) -> Tensor:
         """log q(w; v) of weights (T, S, n), as (T, S)."""
         raise NotImplementedError(f"{type(self).__name__} has no log_density")
+
+    def output_moments(
+        self, blocks: Mapping[str, Tensor], features: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean (T, N, C) of a linear head's outputs z = Wφ for features (T, N, F), and their
+        covariance (T, N, C, C), or variance (T, N, C) if the outputs are independent.
+
+        Args:
+            blocks: v by the name of the block, as rows of the head (T, C, F).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no output_moments")
 
     # --- blocks as slices ------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ class DiagonalGaussian(Belief):
     """
 
     is_diagonal_gaussian = True
+    has_output_moments = True
 
     def blocks(self, n: int) -> dict[str, int]:
         return {"mean": n, "log_var": n}
@@ -66,3 +67,10 @@ class DiagonalGaussian(Belief):
         m, rho = v[:, None].chunk(2, -1)
         terms = (weights - m).square() * (-rho).exp() + rho + math.log(2 * math.pi)
         return -terms.sum(-1) / 2
+
+    def output_moments(
+        self, blocks: Mapping[str, Tensor], features: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean mφ and variance Σ_f φ_f²·d_f of every output."""
+        variance = features.square() @ blocks["log_var"].exp().mT
+        return features @ blocks["mean"].mT, variance

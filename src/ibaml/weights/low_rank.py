@@ -29,6 +29,8 @@ class LowRankGaussian(Belief):
 
     rank: int = 1
 
+    has_output_moments = True
+
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
             raise ValueError(f"rank must be a whole number, 1 or more; got {self.rank!r}")
@@ -118,6 +120,14 @@ class LowRankGaussian(Belief):
 
     def log_scales(self, n: int) -> slice:
         return slice(n, 2 * n)
+
+    def output_moments(
+        self, blocks: Mapping[str, Tensor], features: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        variance = features.square() @ blocks["log_var"].exp().mT
+        moved = torch.stack([features @ blocks[c].mT for c in self._columns], -1)  # (T, N, C, rank)
+        covariance = torch.diag_embed(variance) + moved @ moved.mT
+        return features @ blocks["mean"].mT, covariance
 
     def log_density(self, weights: Tensor, v: Tensor) -> Tensor:
         m, rho, factor = self._parts(v)
