@@ -277,6 +277,7 @@ def _needs_draws(options: Mapping[str, Any]) -> bool:
     way = options.get("execution", "auto")
     parts = options.get("solver"), options.get("gradient")
     given = any(part is not None and not isinstance(part, DualNewton | str) for part in parts)
+    given |= isinstance(options.get("objective"), Abml) or options.get("objective") == "abml"
     return given or not in_closed_form or way not in ("auto", "head")
 
 

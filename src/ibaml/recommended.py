@@ -50,6 +50,7 @@ def recommended(
     values: dict[str, Any] = {}
     if method == "ibaml":
         described = given.get("solver") != "dual" and any(name in given for name in NOT_OF_FULL)
+        described |= given.get("objective") == "abml"
         values["posterior"] = given.get(
             "posterior", "full" if head and not described else "diagonal"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ibaml.energy import detached
-from ibaml.execution import NormStats
+from ibaml.execution import NormStats, Runner
 from ibaml.posterior import Posteriors
 from ibaml.solve import DualNewton, before_examples
+from ibaml.weights import Layout
 
 if TYPE_CHECKING:
     from ibaml.learner.meta_learner import MetaLearner
@@ -57,10 +59,21 @@ def adapted(
         else:  # no examples: nothing to solve, and no support statistics
             plan = {n: "running" if k == "support" else k for n, k in plan.items()}
             x, y = (t.new_zeros((len(t), 1, *t.shape[2:])) for t in (x, y))
-            run = learner._run.plain()  # without examples a faster strategy cannot be tried
+            run = _run_without_examples(learner, x, y, layout, plan)
             energy = learner.support(x, y, seed, keys, layout, plan, run=run)
             if learner.belief.in_dual:
                 energy = replace(energy, answer=before_examples(energy, len(x)))
             v = learner.belief.start(energy.meta.prior, len(x))
         v = v.detach().clone()
         return Posteriors(energy, v, plan, seed, keys, learner.noise, watched, solution, learner)
+
+
+def _run_without_examples(
+    learner: MetaLearner, x: Tensor, y: Tensor, layout: Layout, plan: Mapping[str, NormStats]
+) -> Runner:
+    """How weight sets run where there is nothing to try it with: a head is tried with any numbers,
+    for its outputs are Gaussian if it runs by itself."""
+    if not learner.adapts_head or not x.is_floating_point():
+        return learner._run.plain()
+    anything = torch.linspace(-1, 1, x[0].numel(), dtype=x.dtype, device=x.device).view_as(x[:1])
+    return learner._kinds.settle(learner, anything, y[:1], layout, plan)
