@@ -73,6 +73,16 @@ def test_gaussian_process_is_scikit_learns():
         assert math.isclose(answer.evidence[t], evidence, rel_tol=1e-8)
 
 
+def test_gaussian_process_answers_by_the_density_of_each_class_labels():
+    answer = gaussian_process(
+        SUPPORT @ SUPPORT.mT, LABELS, SUPPORT @ QUERY.mT, QUERY.square().sum(-1), 3, noise=0.2
+    )
+    density = torch.distributions.Normal(answer.mean, (answer.variance + 0.2).sqrt()[..., None])
+    codes = 2 * torch.eye(3, dtype=torch.float64) - 1
+    expected = torch.stack([density.log_prob(code).sum(-1) for code in codes], -1).softmax(-1)
+    assert torch.allclose(answer.logits(0.2).softmax(-1), expected, atol=1e-12)
+
+
 def test_logistic_regression_is_scikit_learns():
     from sklearn import linear_model
 

@@ -87,7 +87,7 @@ def compare(
             raise ValueError("compare needs two run folders or more")
         protocol = Protocol.of(given)
         say_if_without_pictures()
-        opened = {name: open_run(path) for name, path in _names(runs).items()}
+        opened = {name: open_run(path) for name, path in short_names(runs).items()}
         comparable(list(opened.values()), protocol)
         out.mkdir(parents=True, exist_ok=True)
         scores = {}
@@ -112,7 +112,7 @@ def _tasks(protocol: Any, scores: Any) -> str:
     return f"{scores.distinct:,} {protocol.split} tasks{draws}{steps}"
 
 
-def _names(runs: list[Path]) -> dict[str, Path]:
+def short_names(runs: list[Path]) -> dict[str, Path]:
     """A short name for each folder, all of them different."""
     short = [path.name or str(path) for path in runs]
     if len(set(short)) < len(short):

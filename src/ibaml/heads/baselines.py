@@ -64,6 +64,14 @@ class Regressed:
     variance: Tensor
     evidence: Tensor
 
+    def logits(self, noise: Tensor | float) -> Tensor:
+        """log p of each class's labels (+1 there, −1 elsewhere) for a query, up to a constant.
+
+        Under the predictive densities N(μ_c, s²) that is 2μ_c/s²: a query far from the support set
+        has a wide s² and an unsure answer, which one softmax of the means would not know.
+        """
+        return 2 * self.mean / (self.variance + noise)[..., None]
+
 
 def gaussian_process(
     gram: Tensor,
