@@ -78,6 +78,11 @@ class Tables:
     def _mapped(self, shrinkage: float) -> Tensor:
         return self.model(shrinkage).mapped(self._examples).float()
 
+    def whitened(self, shrinkage: float) -> Tensor:
+        """Mapped, with about 1 as the mean squared distance of an example to its class's mean."""
+        mapped = self.mapped(shrinkage)
+        return mapped / mapped.shape[-1] ** 0.5
+
 
 def simple_heads(tables: Tables, words: Sequence[str]) -> list[Arm]:
     """The heads of these words, see `HEADS`."""
