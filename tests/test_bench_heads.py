@@ -145,7 +145,7 @@ def test_logistic_regression_is_scikit_learns_on_the_features_it_names(problem):
 def test_plda_with_equal_variances_between_is_one_gaussian_a_class(problem):
     """With floor 1, class means vary alike in all directions: a Bayesian nearest centroid."""
     logits, table = answered(problem, "plda", shrinkage=0.3, floor=1.0)
-    examples, base, labels, rows = problem
+    _, base, labels, rows = problem
     between = simple_between(base, labels)
     x = table[rows]
     gain = 2 * between / (2 * between + 1)
@@ -185,7 +185,9 @@ def test_hyper_parameters_and_temperatures_are_the_best_of_the_validation_tasks(
     """Found again by brute force, on the tasks that `Episodes` gives."""
     (compared,) = compare_heads(place / "features.npz", options(place, shots="2", heads="ridge"))
     data = open_data(str(place / "features.npz"), splits=place / "splits.json")
-    base = data.tensor[torch.isin(torch.from_numpy(data.labels), torch.tensor(data.splits["train"]))]
+    base = data.tensor[
+        torch.isin(torch.from_numpy(data.labels), torch.tensor(data.splits["train"]))
+    ]
     center = base.double().mean(0)
 
     def nll(split: str, tasks: int, strength: float, t: torch.Tensor) -> torch.Tensor:
@@ -229,7 +231,12 @@ def test_test_classes_choose_nothing(place, tmp_path):
         assert len(one.rows) == 2 * len(HEADS)
         assert one.reference.label == other.reference.label
         for a, b in zip(one.rows, other.rows, strict=True):
-            assert (a.label, a.values, a.log_t, a.val_nll) == (b.label, b.values, b.log_t, b.val_nll)
+            assert (a.label, a.values, a.log_t, a.val_nll) == (
+                b.label,
+                b.values,
+                b.log_t,
+                b.val_nll,
+            )
             assert a.scores.correct.mean() > b.scores.correct.mean() + 0.15
 
 
@@ -257,9 +264,7 @@ def test_one_vs_each_is_taken_where_it_is_cheap_or_asked_for(place, tmp_path):
     assert "one-vs-each GP" in [row.name for row in one.rows]
     assert "one-vs-each GP" not in [row.name for row in two.rows]
     assert any(note.startswith("one-vs-each GP is left out") for note in two.notes)
-    (asked,) = compare_heads(
-        data, HeadsOptions.of({**tiny, "shots": (2,), "heads": "one-vs-each"})
-    )
+    (asked,) = compare_heads(data, HeadsOptions.of({**tiny, "shots": (2,), "heads": "one-vs-each"}))
     assert [row.name for row in asked.rows] == 2 * ["one-vs-each GP"]
 
 
@@ -388,7 +393,9 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(place, tmp_path):
         ({"train": []}, "0 training classes"),
     ],
 )
-def test_splits_without_classes_to_choose_or_learn_on_are_refused(place, tmp_path, change, sentence):
+def test_splits_without_classes_to_choose_or_learn_on_are_refused(
+    place, tmp_path, change, sentence
+):
     splits = json.loads((place / "splits.json").read_text())
     (tmp_path / "splits.json").write_text(json.dumps({**splits, **change}))
     given = {**FEW, "splits": tmp_path / "splits.json"}

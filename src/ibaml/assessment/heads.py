@@ -131,9 +131,7 @@ def compare_heads(
     base, _ = _rows_of(dataset, ("train",))
     labels = torch.from_numpy(dataset.labels)[base]
     tables = Tables(*(t.to(device) for t in (examples, dataset.tensor[base], labels)))
-    plan = {
-        shots: [*simple_heads(tables, _bearable(options, shots)), *learners] for shots in drawn
-    }
+    plan = {shots: [*simple_heads(tables, _bearable(options, shots)), *learners] for shots in drawn}
     total, done, result = sum(len(a.grid) + 2 for arms in plan.values() for a in arms), 0, []
     for shots, arms in plan.items():
         found: list[Row] = []
@@ -327,15 +325,14 @@ def _judge(arm: Arm, test: _Drawn, validation: _Drawn) -> list[Row]:
             f"{arm.name} has no finite answer on the validation tasks: are the features of very "
             "different sizes?"
         )
-    rows, known = [], {}
+    rows: list[Row] = []
+    known: dict[tuple[float, ...], tuple[Tensor, float]] = {}
     for tempered in (False, True):
-        nll, values, log_t = min(
-            (c for c in choices if (c[2] is not None) is tempered), key=lambda c: c[0]
-        )
-        key = tuple(values.items())
-        if key not in known:
-            known[key] = _answers(arm, values, test)
-        rows.append(_row(arm, values, log_t, nll, *known[key], test))
+        own = [choice for choice in choices if (choice[2] is not None) is tempered]
+        nll, values, fit = min(own, key=lambda choice: choice[0])
+        chosen = tuple(values.values())
+        known[chosen] = known.get(chosen) or _answers(arm, values, test)
+        rows.append(_row(arm, values, fit, nll, *known[chosen], test))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""``ibaml bench``: what does a meta-gradient cost on this machine, and what do simple heads reach?"""
+"""``ibaml bench``: what does a meta-gradient cost here, and how good are simple heads?"""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def commands(app: typer.Typer) -> None:
     bench = typer.Typer(
         cls=_Measurements,
         no_args_is_help=True,
-        help="Measure what a meta-gradient costs here, and what simple heads reach.",
+        help="Measure meta-gradients, or compare simple heads.",
     )
     bench.callback()(lambda: None)  # typer needs a callback where no command is registered
     app.add_typer(bench, name="bench")

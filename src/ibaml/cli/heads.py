@@ -1,4 +1,4 @@
-"""``ibaml bench heads``: what do simple heads reach on feature vectors, and does a run beat them?"""
+"""``ibaml bench heads``: how good are simple heads on feature vectors, and is a run better?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def heads(
     out: Annotated[Path, typer.Option(help="JSON file of all figures.")] = Path("runs/heads.json"),
     **given: Any,
 ) -> None:
-    """Test simple heads on feature vectors, and trained runs beside them.
+    """Test simple heads on feature vectors, and runs beside them.
 
     Nearest centroid, prototypes, logistic and ridge regression, Gaussian processes, LDA and PLDA
     answer the same new tasks. Hyper-parameters and a temperature are chosen on validation tasks.
