@@ -13,7 +13,8 @@ from ibaml.heads.baselines import (
     protonet,
     ridge,
 )
-from ibaml.heads.one_vs_each import one_vs_each, predict_one_vs_each
+from ibaml.heads.one_vs_each import one_vs_each, predict_one_vs_each, probit_one_vs_each
+from ibaml.heads.points import gaussian_points, place
 from ibaml.heads.prior import HeadPrior
 
 
@@ -196,3 +197,16 @@ def test_one_vs_each_probabilities():
     assert (p.argmax(-1) == mean.argmax(-1)).all()
     two = predict_one_vs_each(mean[:, :2], 0 * mean[:, :2])
     assert torch.allclose(two, mean[:, :2].softmax(-1), atol=1e-6)  # with two it is the softmax
+
+
+def test_probit_one_vs_each_is_near_the_expectation_of_every_comparison():
+    root = draw(5, 4, 4)
+    mean, covariance = 2 * draw(5, 4), root @ root.mT
+    answer = probit_one_vs_each(mean, covariance)
+    points = gaussian_points(4096, 4, torch.float64)
+    logits = place(mean, covariance, points)
+    won = (logits[..., :, None] - logits[..., None, :]).sigmoid().mean(-3)  # E σ(z_c − z_j)
+    expected = (won + 0.5 * torch.eye(4, dtype=torch.float64)).prod(-1)
+    assert (answer.exp() - expected).abs().max() < 0.03
+    certain = probit_one_vs_each(mean, 0 * covariance).softmax(-1)
+    assert torch.allclose(certain, predict_one_vs_each(mean, 0 * covariance), atol=1e-6)

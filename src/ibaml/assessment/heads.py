@@ -315,7 +315,7 @@ def _judge(arm: Arm, test: _Drawn, validation: _Drawn) -> list[Row]:
         log_p, _ = _answers(arm, values, validation)
         if not bool(log_p.isfinite().all()):
             continue
-        log_t = fit_log_temperature([log_p[:, None]], [validation.labels])
+        log_t = _fit(log_p, validation)
         choices += [
             (float(_scores(log_p, one, validation).nll.mean()), values, one)
             for one in (None, log_t)
@@ -334,6 +334,17 @@ def _judge(arm: Arm, test: _Drawn, validation: _Drawn) -> list[Row]:
         known[chosen] = known.get(chosen) or _answers(arm, values, test)
         rows.append(_row(arm, values, fit, nll, *known[chosen], test))
     return rows
+
+
+def _fit(log_p: Tensor, validation: _Drawn) -> float:
+    """log t, wherever it is: one search reaches `LIMIT`, the next goes on from there."""
+    log_t = 0.0
+    for _ in range(4):
+        step = fit_log_temperature([math.exp(log_t) * log_p[:, None]], [validation.labels])
+        log_t += step
+        if abs(step) < LIMIT - 1e-6:
+            break
+    return log_t
 
 
 def _answers(arm: Arm, values: Values, drawn: _Drawn) -> tuple[Tensor, float]:
@@ -399,8 +410,6 @@ def _compared(
 
 
 def _at_end(row: Row, grid: Sequence[Values]) -> bool:
-    """Whether a chosen value is the first or last of its grid, or the temperature at its limit."""
-    if row.log_t is not None and abs(row.log_t) > LIMIT - 1e-6:
-        return True
+    """Whether a chosen value is the first or last that was tried (those of PLDA's all are bounds)."""
     tried = {name: {values[name] for values in grid} for name in row.values}
     return any(row.values[name] in (min(tried[name]), max(tried[name])) for name in tried)

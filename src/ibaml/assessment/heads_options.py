@@ -37,7 +37,7 @@ class HeadsOptions:
     queries: int = setting(15, "Queries per class.", _TASKS, least=1)
     tasks: int = setting(500, "Test tasks.", _TASKS, least=1)
     val_tasks: int = setting(
-        200, "Validation tasks, for hyper-parameters and temperatures.", _TASKS, least=1
+        100, "Validation tasks, for hyper-parameters and temperatures.", _TASKS, least=1
     )
     heads: tuple[str, ...] = setting(
         (), f"Simple heads: {', '.join(HEADS)}.", _WHAT, choices=tuple(HEADS),

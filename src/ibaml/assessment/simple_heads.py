@@ -13,6 +13,7 @@ from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from ibaml.assessment.heads_options import HEADS
 from ibaml.heads.baselines import (
@@ -23,14 +24,13 @@ from ibaml.heads.baselines import (
     ridge,
 )
 from ibaml.heads.from_data import TwoCovariance, class_statistics, lda, within_covariance
-from ibaml.heads.one_vs_each import one_vs_each, predict_one_vs_each
+from ibaml.heads.one_vs_each import one_vs_each, probit_one_vs_each
 from ibaml.heads.plda import plda_logits
 from ibaml.heads.prior import HeadPrior
 from ibaml.tasks import TaskBatch
 
 Values = Mapping[str, float]  # of the hyper-parameters, by name
 
-POINTS = 128  # that stand for the logits of one-vs-each, whose nll they move by less than .002
 UNKNOWNS = 200  # of one-vs-each in a task, ways² × shots; its time grows with their cube
 
 
@@ -63,25 +63,32 @@ class Tables:
     """
 
     def __init__(self, examples: Tensor, base: Tensor, labels: Tensor) -> None:
-        self._examples, base = examples.double(), base.double()
-        self._statistics = class_statistics(base, labels)
-        size = within_covariance(self._statistics, 0.0).trace().sqrt()
-        self.scaled = (self._examples / size).float()
-        apart = self._examples - base.mean(0)
-        self.unit = torch.nn.functional.normalize(apart, dim=-1).float()
+        examples, base = examples.double(), base.double()
+        center = base.mean(0)
+        unit = normalize(examples - center, dim=-1)
+        self._examples = (examples, unit)
+        self._statistics = (
+            class_statistics(base, labels),
+            class_statistics(normalize(base - center, dim=-1), labels),
+        )
+        size = within_covariance(self._statistics[0], 0.0).trace().sqrt()
+        self.scaled = (examples / size).float()
+        self.unit = unit.float()
         self.model = lru_cache(maxsize=None)(self._model)
         self.mapped = lru_cache(maxsize=None)(self._mapped)
+        self.turned = lru_cache(maxsize=None)(self._turned)
 
-    def _model(self, shrinkage: float) -> TwoCovariance:
-        return lda(self._statistics, shrinkage)
+    def _model(self, shrinkage: float, unit: bool) -> TwoCovariance:
+        """Of the training classes, as they are or centered and at length 1."""
+        return lda(self._statistics[unit], shrinkage)
 
-    def _mapped(self, shrinkage: float) -> Tensor:
-        return self.model(shrinkage).mapped(self._examples).float()
+    def _mapped(self, shrinkage: float, unit: bool) -> Tensor:
+        """In the coordinates of that model."""
+        return self.model(shrinkage, unit).mapped(self._examples[unit]).float()
 
-    def whitened(self, shrinkage: float) -> Tensor:
-        """Mapped, with about 1 as the mean squared distance of an example to its class's mean."""
-        mapped = self.mapped(shrinkage)
-        return mapped / mapped.shape[-1] ** 0.5
+    def _turned(self, shrinkage: float) -> Tensor:
+        """Mapped, then at length 1, without which unlike classes are told apart by it alone."""
+        return normalize(self.mapped(shrinkage, False), dim=-1)
 
 
 def simple_heads(tables: Tables, words: Sequence[str]) -> list[Arm]:
@@ -90,55 +97,53 @@ def simple_heads(tables: Tables, words: Sequence[str]) -> list[Arm]:
     def unit(values: Values) -> Tensor:
         return tables.unit
 
-    def mapped(values: Values) -> Tensor:
-        return tables.mapped(values["shrinkage"])
+    def turned(values: Values) -> Tensor:
+        return tables.turned(values["shrinkage"])
+
+    def centroid(batch: TaskBatch, values: Values) -> Tensor:
+        return values["scale"] * nearest_centroid(*_of(batch))
+
+    def logistic(batch: TaskBatch, values: Values) -> Tensor:
+        return logistic_regression(*_of(batch), strength=values["C"], tol=1e-2)
 
     def plda(batch: TaskBatch, values: Values) -> Tensor:
-        between = tables.model(values["shrinkage"]).between.to(batch.support_x)
+        between = tables.model(values["shrinkage"], bool(values["unit"])).between
         between = (1 - values["floor"]) * between + values["floor"] * between.mean()
-        return plda_logits(*_of(batch), between)
+        return plda_logits(*_of(batch), between.to(batch.support_x))
 
     known: dict[str, tuple[Sequence[Values], Callable[[Values], Tensor], _Answer]] = {
-        "centroid": (
-            _grid(scale=(1, 3, 10, 30, 100)),
-            unit,
-            lambda batch, v: v["scale"] * nearest_centroid(*_of(batch)),
-        ),
+        "centroid": (_grid(scale=(1, 3, 10, 30, 100)), unit, centroid),
         "protonet": (
             _grid(scale=(0.3, 1, 3, 10, 30, 100, 300)),
             lambda values: tables.scaled,
-            lambda batch, v: v["scale"] * protonet(*_of(batch)),
+            lambda batch, values: values["scale"] * protonet(*_of(batch)),
         ),
-        "logistic": (
-            _grid(C=_STRENGTHS),
-            unit,
-            lambda batch, v: logistic_regression(*_of(batch), strength=v["C"]),
-        ),
+        "logistic": (_grid(C=(1, 10, 100, 1e3, 1e4, 1e5)), unit, logistic),
         "ridge": (
-            _grid(strength=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)),
+            _grid(strength=_NOISES),
             unit,
-            lambda batch, v: ridge(*_of(batch), strength=v["strength"]),
+            lambda batch, values: ridge(*_of(batch), strength=values["strength"]),
         ),
-        "gp": (_grid(noise=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)), unit, _gaussian_process),
-        "one-vs-each": (_grid(variance=(1, 3, 10, 30, 100)), unit, _one_vs_each),
+        "gp": (_grid(noise=_NOISES), unit, _gaussian_process),
+        "one-vs-each": (_grid(variance=(0.1, 1, 10, 100)), unit, _one_vs_each),
         "lda": (
-            _grid(shrinkage=_SHRINKAGES),
-            mapped,
-            lambda batch, v: 0.5 * protonet(*_of(batch)),
+            _grid(shrinkage=(*_SHRINKAGES, 0.97), scale=(3, 10, 30)),
+            turned,
+            centroid,
         ),
-        "lda-logistic": (
-            _grid(shrinkage=_SHRINKAGES, C=_STRENGTHS),
-            lambda values: tables.whitened(values["shrinkage"]),
-            lambda batch, v: logistic_regression(*_of(batch), strength=v["C"]),
+        "lda-logistic": (_grid(shrinkage=_SHRINKAGES, C=(10, 1e3, 1e5)), turned, logistic),
+        "plda": (
+            _grid(shrinkage=_SHRINKAGES, floor=(0.3, 0.6, 1), unit=(0, 1)),
+            lambda values: tables.mapped(values["shrinkage"], bool(values["unit"])),
+            plda,
         ),
-        "plda": (_grid(shrinkage=_SHRINKAGES, floor=(0.1, 0.5, 1.0)), mapped, plda),
     }
     return [Arm(HEADS[word], *known[word]) for word in HEADS if word in words]
 
 
 _Answer = Callable[[TaskBatch, Values], Tensor]
-_SHRINKAGES = (0.03, 0.1, 0.3, 0.6, 0.9)
-_STRENGTHS = (1, 3, 10, 30, 100, 300, 1000)
+_SHRINKAGES = (0.1, 0.3, 0.6, 0.9)
+_NOISES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 
 
 def _grid(**values: Sequence[float]) -> list[Values]:
@@ -166,4 +171,4 @@ def _one_vs_each(batch: TaskBatch, values: Values) -> Tensor:
     zero = torch.zeros_like(support[0, 0])
     prior = HeadPrior(zero, torch.full_like(zero, values["variance"]).log())
     fitted = one_vs_each(prior, support, labels, classes, tol=1e-3)
-    return predict_one_vs_each(*fitted.posterior.moments(query), count=POINTS).log()
+    return probit_one_vs_each(*fitted.posterior.moments(query))
