@@ -21,7 +21,14 @@ from torch import Tensor
 
 from ibaml.assessment.files import plain
 from ibaml.assessment.heads_options import HEADS, HeadsOptions
-from ibaml.assessment.simple_heads import UNKNOWNS, Arm, Tables, Values, simple_heads
+from ibaml.assessment.simple_heads import (
+    UNBOUNDED,
+    UNKNOWNS,
+    Arm,
+    Tables,
+    Values,
+    simple_heads,
+)
 from ibaml.energy import Gaussian
 from ibaml.evaluation import ClassScores, Interval, paired
 from ibaml.evaluation.temperature import LIMIT, fit_log_temperature
@@ -410,6 +417,6 @@ def _compared(
 
 
 def _at_end(row: Row, grid: Sequence[Values]) -> bool:
-    """Whether a chosen value is the first or last that was tried (those of PLDA's all are bounds)."""
-    tried = {name: {values[name] for values in grid} for name in row.values}
+    """Whether a chosen value without natural bounds is the first or last that was tried."""
+    tried = {name: {v[name] for v in grid} for name in row.values if name in UNBOUNDED}
     return any(row.values[name] in (min(tried[name]), max(tried[name])) for name in tried)

@@ -31,6 +31,7 @@ from ibaml.tasks import TaskBatch
 
 Values = Mapping[str, float]  # of the hyper-parameters, by name
 
+UNBOUNDED = ("scale", "C", "strength", "noise", "variance")  # where a wider grid might do better
 UNKNOWNS = 200  # of one-vs-each in a task, ways² × shots; its time grows with their cube
 
 
