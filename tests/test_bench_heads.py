@@ -17,6 +17,7 @@ from ibaml.assessment import HeadsOptions, Protocol, assess, compare_heads
 from ibaml.assessment.heads_options import HEADS
 from ibaml.assessment.simple_heads import Tables, simple_heads
 from ibaml.cli import app
+from ibaml.fields import SettingsError
 from ibaml.heads.baselines import ridge
 from ibaml.heads.from_data import class_statistics, within_covariance
 from ibaml.heads.one_vs_each import one_vs_each, predict_one_vs_each
@@ -381,6 +382,8 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(place, tmp_path):
     assert "waves.ibaml is regression, and simple heads classify" in bench(
         place, place / "features.npz", "--run", file
     )
+    with pytest.raises(SettingsError, match="a run is named 'PLDA', as a simple head is"):
+        compare_heads(place / "features.npz", options(place), {"PLDA": run})
     assert "nowhere does not exist" in bench(place, place / "features.npz", "--run", "nowhere")
 
 

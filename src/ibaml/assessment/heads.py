@@ -124,6 +124,11 @@ def compare_heads(
         runs: run folders, or files that `MetaLearner.save` wrote, by the names to show.
         count: is called with the progress.
     """
+    for name in runs or {}:
+        if name in HEADS.values():
+            raise SettingsError(
+                f"a run is named {name!r}, as a simple head is: give it another name"
+            )
     dataset = _open(str(data), options.splits)
     drawn = {shots: _draw_both(dataset, options, shots) for shots in dict.fromkeys(options.shots)}
     device = pick_device(options.device)
@@ -300,7 +305,8 @@ def _probe(
     test = next(iter(drawn.values()))[0].moved(position)
     batch = next(test.batches(arm.table({}))).select([0])
     try:
-        outputs = arm.answer(batch, {}).shape[-1]
+        with torch.no_grad():
+            outputs = arm.answer(batch, {}).shape[-1]
     except ValueError as error:
         raise SettingsError(f"{arm.name}: {error}") from error
     if outputs != ways:

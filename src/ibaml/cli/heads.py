@@ -38,10 +38,11 @@ def heads(
     tasks. See docs/evaluation.md.
     """
     from ibaml.assessment import HeadsOptions, compare_heads, write_heads
+    from ibaml.assessment.heads_options import HEADS
 
     with errors_as_sentences():
         options = HeadsOptions.of(given)
-        names = short_names(run or [])
+        names = short_names(run or [], HEADS.values())
         out.parent.mkdir(parents=True, exist_ok=True)  # fails now, not at the end
         with counting() as count:
             compared = compare_heads(data, options, names, count)
