@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ class Row:
     def label(self) -> str:
         return self.name if self.log_t is None else f"{self.name}, tempered"
 
+    @cached_property
+    def summary(self) -> dict[str, Interval]:
+        return self.scores.summary()
+
     @property
     def chosen(self) -> dict[str, float]:
         """What was chosen for it on the validation tasks."""
@@ -85,6 +90,7 @@ class Compared:
     reference: Row
     notes: list[str]
 
+    @cached_property
     def differences(self) -> dict[str, dict[str, Interval]]:
         """Figures of every other row minus those of the reference, task by task."""
         others = [row for row in self.rows if row is not self.reference]
@@ -92,7 +98,6 @@ class Compared:
 
     def described(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        differences = self.differences()
         return {
             "validation ways": self.val_ways,
             "reference": self.reference.label,
@@ -102,9 +107,9 @@ class Compared:
                     "chosen": row.chosen,
                     "validation nll": row.val_nll,
                     "seconds per task": row.seconds,
-                    **{name: plain(i) for name, i in row.scores.summary().items()},
+                    **{name: plain(i) for name, i in row.summary.items()},
                     "minus reference": {
-                        name: plain(i) for name, i in differences.get(row.label, {}).items()
+                        name: plain(i) for name, i in self.differences.get(row.label, {}).items()
                     },
                 }
                 for row in self.rows
@@ -423,6 +428,12 @@ def _compared(
 
 
 def _at_end(row: Row, grid: Sequence[Values]) -> bool:
-    """Whether a chosen value without natural bounds is the first or last that was tried."""
-    tried = {name: {v[name] for v in grid} for name in row.values if name in UNBOUNDED}
+    """Whether a chosen value without natural bounds is the first or last that was tried.
+
+    A temperature goes on where a scale ends.
+    """
+    asked = [
+        n for n in row.values if n in UNBOUNDED and not (n == "scale" and row.log_t is not None)
+    ]
+    tried = {name: {values[name] for values in grid} for name in asked}
     return any(row.values[name] in (min(tried[name]), max(tried[name])) for name in tried)

@@ -64,15 +64,13 @@ def _show(compared: Compared, options: Any) -> None:
     table.add_column("")
     for title in ("accuracy", "nll", "ECE", "difference\nin nll", "ms a\ntask"):
         table.add_column(title, justify="right", no_wrap=True)
-    differences = compared.differences()
     for row in compared.rows:
-        summary = row.scores.summary()
         name = row.name if row.log_t is None else f"  tempered, t {math.exp(row.log_t):.3g}"
         words = ", ".join(f"{name} {value:g}" for name, value in row.values.items())
-        less = differences.get(row.label)
+        less = compared.differences.get(row.label)
         table.add_row(
             f"{name}\n  {words}".rstrip(),
-            *(written(summary[name], name) for name in ("accuracy", "nll", "ece")),
+            *(written(row.summary[name], name) for name in ("accuracy", "nll", "ece")),
             "–" if less is None else written(less["nll"], "nll", "+"),
             f"{1000 * row.seconds:.1f}",
         )
