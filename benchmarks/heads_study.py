@@ -1,6 +1,7 @@
 """Which change to a head pays? One at a time, judged on validation classes; docs/studies/heads.md.
 
     python benchmarks/heads_study.py glyphs OUT
+    python benchmarks/heads_study.py pictures OUT --file pictures.zip --splits splits.json
     python benchmarks/heads_study.py embeddings OUT --file embeddings.npz --splits splits.json
 
 Every arm is one meta-training with a plain loop and differs from its neighbor in one thing. Scores
@@ -27,8 +28,6 @@ from ibaml.evaluation.predict import fit_temperature
 from ibaml.recommended import make_solver
 from ibaml.solve import DualNewton
 from ibaml.tasks import EpisodeTasks
-
-SUPPORT = {"glyphs": 5, "embeddings": 5}  # N of the 5-way 1-shot tasks
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,8 @@ class Scaled(nn.Module):
 
 def network(kind: str, arm: Arm, shape: tuple[int, ...]) -> nn.Module:
     torch.manual_seed(arm.seed)
-    if kind == "glyphs":
-        net = ibaml.nn.conv4(5, 16, 1, 28)
+    if kind != "embeddings":
+        net = ibaml.nn.conv4(5, 16, shape[0], shape[-1])
         if not arm.scaled:
             return net
         *body, head = net.children()
@@ -212,7 +211,7 @@ def files(out: Path) -> dict[str, Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", choices=("glyphs", "embeddings"))
+    parser.add_argument("data", choices=("glyphs", "pictures", "embeddings"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--file", type=Path)
     parser.add_argument("--splits", type=Path)
@@ -226,7 +225,8 @@ def main() -> None:
     if given.data == "glyphs":
         data = ibaml.tasks.glyphs()
     else:
-        data = ibaml.tasks.open_data(str(given.file), splits=given.splits)
+        size = 42 if given.data == "pictures" else None
+        data = ibaml.tasks.open_data(str(given.file), splits=given.splits, image_size=size)
     tasks = EpisodeTasks(data, 5, shots=given.shots)
     for name, (arm, _) in ARMS.items():
         path = given.out / f"{name.replace(' ', '_')}.json"
