@@ -19,10 +19,11 @@ from ibaml.arguments import check_count, check_number, check_part
 from ibaml.energy import ByTarget, Categorical, Energy, TaskEnergy, detached
 from ibaml.heads.by_moments import ByMoments, by_moments, placed, softmax_by_moments
 from ibaml.heads.dual import safe_length
-from ibaml.linalg import ConjugateGradient, LinearSolver, Reason, all_done
+from ibaml.linalg import ConjugateGradient, LinearSolver, Reason, all_done, is_recorded
 from ibaml.solve.base import Solution
 
 _LENGTHS = 4
+_FEW = 200  # so many moments of outputs, and solving with their matrix is faster than CG
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class HeadNewton:
     Args:
         steps: at most this many.
         tol: stop a task when ‖∇E‖ is at most this times what it was at the start; None never.
-        linear_solver: how the Newton equation is solved; the preconditioner is the diagonal above.
+        linear_solver: how the Newton equation is solved, with the diagonal above as preconditioner. A
+            head with at most 100 examples × outputs is solved exactly, in the dual.
     """
 
     steps: int = 12
@@ -86,11 +88,14 @@ class HeadNewton:
         diagonal = heads.diagonal(at)
         safe = torch.cat([diagonal[:, : heads.n], diagonal[:, heads.n :].clamp(min=heads.kappa)], -1)
         slope = heads.in_t(at.gradient)
-        step = self.linear_solver(
-            lambda u: heads.pulled(at, at.curved(heads.seen(at, u))) + diagonal * u,
-            -slope,
-            lambda r: r / safe,
-        ).value
+        if 2 * heads.outputs <= _FEW and not is_recorded(slope):
+            step = heads.exact_step(at, safe, slope)
+        else:
+            step = self.linear_solver(
+                lambda u: heads.pulled(at, at.curved(heads.seen(at, u))) + diagonal * u,
+                -slope,
+                lambda r: r / safe,
+            ).value
         descends = ((step * slope).sum(-1) < 0) & step.isfinite().all(-1)
         return torch.where(descends[:, None], step, -slope / safe)
 
@@ -125,6 +130,7 @@ class _Heads:
         self.kappa = energy.kappa
         self.features = energy.head_features()
         self.squares = self.features.square()
+        self.outputs = energy.y.shape[1] * energy.points.shape[1]
         self.bias = None if energy.adapts_bias else energy.fixed_bias()
         # a subclass may have another nll
         self.softmax = type(energy.likelihood) in (Categorical, ByTarget) and (
@@ -174,6 +180,26 @@ class _Heads:
         precision = self.kappa * (-self.energy.meta.prior[1]).exp()
         spread = 2 * (self.kappa + at.gradient[:, self.n :])
         return torch.cat([precision.expand_as(spread), spread], -1)
+
+    def exact_step(self, at: _At, diagonal: Tensor, slope: Tensor) -> Tensor:
+        """−(D + JᵀBJ)⁻¹∇E by Woodbury's formula: D⁻¹(Jᵀw − ∇E) with (I + BK)w = BJD⁻¹∇E and the
+        Gram matrices K = JD⁻¹Jᵀ of the outputs, as many unknowns as moments of outputs."""
+        alone = -slope / diagonal
+        of_mean, of_t = self.energy.rows(1 / diagonal.unflatten(-1, (2, -1))).unbind(1)
+        grams = torch.cat(
+            [
+                (self.features[:, None] * of_mean[:, :, None]) @ self.features[:, None].mT,
+                (self.squares[:, None] * (4 * at.variance.square() * of_t)[:, :, None])
+                @ self.squares[:, None].mT,
+            ],
+            1,
+        )  # (T, 2C, N, N)
+        matrix = at.curvature[:, :, :, None] * grams.permute(0, 2, 3, 1)[:, :, None]
+        matrix = matrix.flatten(3, 4).flatten(1, 2)  # rows and columns (n, output's moment)
+        eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        target = at.curved(self.seen(at, alone)).flatten(1)
+        w = torch.linalg.solve_ex(matrix + eye, target).result.view_as(at.moments)
+        return alone - self.pulled(at, w) / diagonal
 
     def best_along(self, at: _At, step: Tensor) -> tuple[_At, Tensor]:
         """The best of four points along a step, and how much its length should decrease E."""
