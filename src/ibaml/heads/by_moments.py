@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ibaml.heads.points import deviation, place
+
 
 @dataclass(frozen=True)
 class ByMoments:
@@ -26,9 +28,7 @@ class ByMoments:
 
 def placed(moments: Tensor, points: Tensor) -> Tensor:
     """Outputs a + √b·ε at all points (S, C), (…, S, C), for moments (…, 2C)."""
-    mean, variance = moments[..., None, :].chunk(2, -1)
-    # √ has no derivative at 0, where an example has no features at all
-    return mean + variance.clamp_min(torch.finfo(moments.dtype).tiny).sqrt() * points
+    return place(*moments.chunk(2, -1), points)
 
 
 def by_moments(loss: Callable[[Tensor], Tensor], moments: Tensor, points: Tensor) -> ByMoments:
@@ -50,8 +50,8 @@ def softmax_by_moments(labels: Tensor, moments: Tensor, points: Tensor) -> ByMom
     With π the probabilities at a point and j = ε/(2√b) the derivative of its output in b: the mean
     over the points of (1, j)ᵀ(diag π − ππᵀ)(1, j), and −∇_b/(2b) on the variances' diagonal.
     """
-    variance = moments.chunk(2, -1)[1].clamp_min(torch.finfo(moments.dtype).tiny)
-    inner = points / (2 * variance.sqrt()[..., None, :])  # j
+    root = deviation(moments.chunk(2, -1)[1])
+    inner = points / (2 * root[..., None, :])  # j
     log_p = placed(moments, points).log_softmax(-1)
     target = torch.nn.functional.one_hot(labels.long(), log_p.shape[-1]).to(log_p.dtype)
     value = -(log_p.mean(-2) * target).sum((-2, -1)) / labels.shape[-1]
@@ -61,7 +61,7 @@ def softmax_by_moments(labels: Tensor, moments: Tensor, points: Tensor) -> ByMom
     slope = torch.cat([p.mean(-2) - target, by_variance.mean(-2) - target * inner.mean(-2)], -1)
     curvature = both.mT @ both / -len(points)
     cross = torch.diag_embed(by_variance.mean(-2))
-    own = (by_variance * inner).mean(-2) - slope.chunk(2, -1)[1] / (2 * variance)
+    own = (by_variance * inner).mean(-2) - slope.chunk(2, -1)[1] / (2 * root.square())
     top = torch.cat([torch.diag_embed(p.mean(-2)), cross], -1)
     curvature = curvature + torch.cat([top, torch.cat([cross, torch.diag_embed(own)], -1)], -2)
     examples = labels.shape[-1]

@@ -19,6 +19,7 @@ from ibaml.arguments import check_count, check_number, check_part
 from ibaml.energy import ByTarget, Categorical, Energy, TaskEnergy, detached
 from ibaml.heads.by_moments import ByMoments, by_moments, placed, softmax_by_moments
 from ibaml.heads.dual import safe_length
+from ibaml.heads.points import deviation
 from ibaml.linalg import ConjugateGradient, LinearSolver, Reason, all_done, is_recorded
 from ibaml.solve.base import Solution
 
@@ -31,14 +32,14 @@ class HeadNewton:
     """Newton's method for `DiagonalGaussian` on a linear head, with ``noise="outputs"``.
 
     A step's length is the best of four between 1 and log(1 + δ)/δ, with δ the most by which the
-    full step moves two outputs of an example apart (`ibaml.heads.dual.laplace` says why). They are
-    evaluated at once, so that no step waits for the one before it. Any step keeps σ > 0.
+    full step moves an output, or two of an example apart (`ibaml.heads.dual.laplace` says why). All
+    four are evaluated at once, and a step of any length keeps σ > 0.
 
     Args:
         steps: at most this many.
         tol: stop a task when ‖∇E‖ is at most this times what it was at the start; None never.
-        linear_solver: how the Newton equation is solved, with the diagonal above as preconditioner. A
-            head with at most 100 examples × outputs is solved exactly, in the dual.
+        linear_solver: how the Newton equation is solved, preconditioned by the diagonal above. Up
+            to 100 examples × outputs a task it is solved exactly, in the dual.
     """
 
     steps: int = 12
@@ -83,10 +84,11 @@ class HeadNewton:
         return torch.where(small, Reason.CONVERGED, reason)
 
     def _direction(self, heads: _Heads, at: _At) -> Tensor:
-        """(δm, t) by the Newton equation, or the preconditioned gradient where that does not descend
-        (the points are only nearly convex)."""
+        """(δm, t) by the Newton equation, or the preconditioned gradient where that does not
+        descend (with most points E is only nearly convex)."""
         diagonal = heads.diagonal(at)
-        safe = torch.cat([diagonal[:, : heads.n], diagonal[:, heads.n :].clamp(min=heads.kappa)], -1)
+        mean, spread = diagonal.chunk(2, -1)
+        safe = torch.cat([mean, spread.clamp(min=heads.kappa)], -1)
         slope = heads.in_t(at.gradient)
         if 2 * heads.outputs <= _FEW and not is_recorded(slope):
             step = heads.exact_step(at, safe, slope)
@@ -231,11 +233,12 @@ def _along(v: Tensor, step: Tensor, lengths: Tensor, n: int) -> Tensor:
 
 def _lengths(moments: Tensor, seen: Tensor, points: Tensor) -> Tensor:
     """Lengths from 1 down to what surely descends, (T, 4)."""
-    variance = moments.chunk(2, -1)[1].clamp_min(torch.finfo(moments.dtype).tiny)
+    root = deviation(moments.chunk(2, -1)[1])[..., None, :]
     mean, change = seen[..., None, :].chunk(2, -1)
-    outputs = mean + change / (2 * variance.sqrt()[..., None, :]) * points
+    outputs = mean + change / (2 * root) * points
+    outputs = torch.nn.functional.pad(outputs.flatten(1, 2), (0, 1))  # and how far one moves
     share = torch.linspace(0, 1, _LENGTHS, dtype=moments.dtype, device=moments.device)
-    return safe_length(outputs.flatten(1, 2))[:, None] ** share
+    return safe_length(outputs)[:, None] ** share
 
 
 def _is_flat(at: _At, slope: Tensor) -> Tensor:
