@@ -42,8 +42,8 @@ class HeadNewton:
             to 100 examples × outputs a task it is solved exactly, in the dual.
     """
 
-    steps: int = 12
-    tol: float | None = 1e-4
+    steps: int = 16
+    tol: float | None = 1e-5
     linear_solver: LinearSolver = field(
         default_factory=lambda: ConjugateGradient(steps=20, tol=0.1, recorded=10)
     )
