@@ -280,6 +280,17 @@ def test_the_learner_adapts_with_it():
     assert torch.allclose(mine, theirs, atol=1e-4)
 
 
+def test_a_saved_learner_has_it(tmp_path):
+    batch = class_batch()
+    model = ibaml.nn.mlp(3, 3, hidden=(6,), activation="tanh")
+    learner = head_learner(model, solver=HeadNewton(9, tol=1e-7))
+    loaded = ibaml.load(learner.save(tmp_path / "one.ibaml"))
+    assert loaded.solver == learner.solver
+    x, y = batch.support_x[0], batch.support_y[0]
+    mine, theirs = (one.adapt(x, y).predict_proba(batch.query_x[0]) for one in (learner, loaded))
+    assert torch.equal(mine, theirs)
+
+
 def test_what_it_does_not_solve_is_refused_by_name():
     model = classifier()
     with pytest.raises(ValueError, match="HeadNewton needs a diagonal Gaussian"):

@@ -28,7 +28,8 @@ class ByMoments:
 
 def placed(moments: Tensor, points: Tensor) -> Tensor:
     """Outputs a + √b·ε at all points (S, C), (…, S, C), for moments (…, 2C)."""
-    return place(*moments.chunk(2, -1), points)
+    mean, variance = moments.chunk(2, -1)
+    return place(mean, variance, points)
 
 
 def by_moments(loss: Callable[[Tensor], Tensor], moments: Tensor, points: Tensor) -> ByMoments:
