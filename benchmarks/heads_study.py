@@ -54,7 +54,7 @@ class Arm:
 
 T = Arm(temperature="learned")
 P = replace(T, objective="predictive")
-F = replace(P, belief="laplace", lam=0.01, log_var=math.log(1 / (0.01 * 5)))  # beta = 1
+F = replace(P, belief="laplace", lam=0.3, log_var=math.log(1 / (0.3 * 5)))  # beta = 1
 
 
 def strength(arm: Arm, lam: float) -> Arm:
@@ -87,17 +87,17 @@ ARMS: dict[str, tuple[Arm, str | None]] = {
         "rho -1",
     ),
     "point": (replace(P, belief="point", lam=0.01), "lambda 0.01"),
-    "full, lambda 0.01": (F, "lambda 0.01"),
-    "full, no temperature": (replace(F, temperature=1.0), "full, lambda 0.01"),
-    "full, variational": (replace(F, belief="variational"), "full, lambda 0.01"),
-    "full, beta 0.1": (replace(F, log_var=F.log_var - math.log(10)), "full, lambda 0.01"),
-    "full, scaled features": (replace(F, scaled=True), "full, lambda 0.01"),
-    "full, rho at 5 times": (replace(F, log_var_rate=5.0), "full, lambda 0.01"),
-    "full, query loss": (replace(F, objective="query"), "full, lambda 0.01"),
+    "full, lambda 0.3": (F, "lambda 0.1"),
     **{
-        f"full, lambda {lam:g}": (strength(F, lam), "full, lambda 0.01")
-        for lam in (0.001, 0.003, 0.03, 0.1)
+        f"full, lambda {lam:g}": (strength(F, lam), "full, lambda 0.3")
+        for lam in (1.0, 0.1, 3.0, 0.01)
     },
+    "full, scaled features": (replace(F, scaled=True), "full, lambda 0.3"),
+    "full, no temperature": (replace(F, temperature=1.0), "full, lambda 0.3"),
+    "full, query loss": (replace(F, objective="query"), "full, lambda 0.3"),
+    "full, beta 0.1": (replace(F, log_var=F.log_var - math.log(10)), "full, lambda 0.3"),
+    "full, rho at 5 times": (replace(F, log_var_rate=5.0), "full, lambda 0.3"),
+    "full, variational": (replace(F, belief="variational"), "full, lambda 0.3"),
 }
 
 
@@ -115,7 +115,7 @@ def network(kind: str, arm: Arm, shape: tuple[int, ...]) -> nn.Module:
         if not arm.scaled:
             return net
         *body, head = net.children()
-        return nn.Sequential(*body, Scaled(), head)
+        return nn.Sequential(*body, nn.Flatten(), Scaled(), head)
     middle = [Scaled()] if arm.scaled else []
     return nn.Sequential(nn.Linear(shape[0], 256), *middle, nn.Linear(256, 5))
 
