@@ -54,12 +54,13 @@ class Arm:
 
 T = Arm(temperature="learned")
 P = replace(T, objective="predictive")
-F = replace(P, belief="laplace", lam=0.3, log_var=math.log(1 / (0.3 * 5)))  # beta = 1
 
 
-def strength(arm: Arm, lam: float) -> Arm:
-    """The same λ·d, so the same β, at another λ: the prior's variance changes."""
-    return replace(arm, lam=lam, log_var=arm.log_var + math.log(arm.lam / lam))
+def full(lam: float, beta: float, **changes: object) -> Arm:
+    """Full covariance, solved in the dual, at this strength of the prior and this temperature of
+    the posterior: d = β/(λ·N)."""
+    arm = replace(P, belief="laplace", lam=lam, log_var=math.log(beta / (lam * 5)))
+    return replace(arm, **changes)  # type: ignore[arg-type]
 
 
 # arm, the neighbor it is compared with
@@ -87,17 +88,20 @@ ARMS: dict[str, tuple[Arm, str | None]] = {
         "rho -1",
     ),
     "point": (replace(P, belief="point", lam=0.01), "lambda 0.01"),
-    "full, lambda 0.3": (F, "lambda 0.1"),
-    **{
-        f"full, lambda {lam:g}": (strength(F, lam), "full, lambda 0.3")
-        for lam in (1.0, 0.1, 3.0, 0.01)
-    },
-    "full, scaled features": (replace(F, scaled=True), "full, lambda 0.3"),
-    "full, no temperature": (replace(F, temperature=1.0), "full, lambda 0.3"),
-    "full, query loss": (replace(F, objective="query"), "full, lambda 0.3"),
-    "full, beta 0.1": (replace(F, log_var=F.log_var - math.log(10)), "full, lambda 0.3"),
-    "full, rho at 5 times": (replace(F, log_var_rate=5.0), "full, lambda 0.3"),
-    "full, variational": (replace(F, belief="variational"), "full, lambda 0.3"),
+    "point, lambda 0.1": (replace(P, belief="point", lam=0.1), "lambda 0.1"),
+    "full, beta 0.01": (full(0.1, 0.01), "lambda 0.1"),
+    "full, beta 0.1": (full(0.1, 0.1), "full, beta 0.01"),
+    "full, beta 1": (full(0.1, 1.0), "full, beta 0.01"),
+    "full, beta 0.001": (full(0.1, 0.001), "full, beta 0.01"),
+    "lambda 0.3": (replace(P, lam=0.3), "lambda 0.1"),
+    "full, lambda 0.03": (full(0.03, 0.01), "full, beta 0.01"),
+    "full, lambda 0.3": (full(0.3, 0.01), "full, beta 0.01"),
+    "full, lambda 1": (full(1.0, 0.01), "full, beta 0.01"),
+    "full, scaled features": (full(0.1, 0.01, scaled=True), "full, beta 0.01"),
+    "full, no temperature": (full(0.1, 0.01, temperature=1.0), "full, beta 0.01"),
+    "full, query loss": (full(0.1, 0.01, objective="query"), "full, beta 0.01"),
+    "full, rho at 5 times": (full(0.1, 0.01, log_var_rate=5.0), "full, beta 0.01"),
+    "full, variational": (full(0.1, 0.01, belief="variational"), "full, beta 0.01"),
 }
 
 
