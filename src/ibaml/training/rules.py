@@ -61,8 +61,10 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         if not regression and given.get(name) is not None:
             raise SettingsError(f"{name} is for regression (sinusoids, or a table with target)")
     solver = given.get("solver")
-    if solver == "newton" and "inner_lr" in given:
-        raise SettingsError("inner_lr is not read by solver newton, which uses a line search")
+    if solver in ("newton", "head") and "inner_lr" in given:
+        raise SettingsError(f"inner_lr is not read by solver {solver}, which uses a line search")
+    if solver == "head" and (method != "ibaml" or given.get("noise", "outputs") != "outputs"):
+        raise SettingsError("solver head is for ibaml with noise on outputs: leave it out")
     if solver == "newton" and method not in IMPLICIT and method not in ("fomaml", "reptile"):
         raise SettingsError(f"solver newton cannot be unrolled, as {method} does: use descent")
     _refuse_beside_full(given, method)

@@ -20,6 +20,7 @@ from ibaml.words import (
     GAUSSIAN,
     IMPLICIT,
     METHODS,
+    NOISE_KINDS,
     OBJECTIVES,
     POSTERIORS,
     PRECISIONS,
@@ -126,13 +127,13 @@ class Settings:
         shown="full for a head, unless an option of the others is given; else diagonal",
     )  # fmt: skip
     solver: str | None = setting(
-        None, "newton (converges in a few steps), descent (takes exactly K), natural, adam, or "
-        "dual (of posterior full).", _METHOD, choices=SOLVERS,
-        shown="newton for an implicit head, else descent; posterior full: dual",
+        None, "newton (converges in a few steps), descent (takes exactly K), natural, adam; "
+        "of a head: dual (posterior full) or head (noise on outputs).", _METHOD, choices=SOLVERS,
+        shown="dual, head or newton for an implicit head, else descent",
     )  # fmt: skip
     steps: int | None = setting(
         None, "K, steps of adaptation; of solver dual at most so many.", _METHOD, least=0,
-        shown="newton 8, dual 40, else 5",
+        shown="newton 8, dual 40, head 16, else 5",
     )  # fmt: skip
     inner_lr: float | None = setting(
         None, "α, the step size of adaptation (newton has none).", _METHOD, above=0,
@@ -162,11 +163,17 @@ class Settings:
         choices=("all", "mean"), only=("ibaml",), shown="all",
     )  # fmt: skip
     samples: int | None = setting(
-        None, "S, Monte-Carlo samples of the energy.", _METHOD, least=1, only=GAUSSIAN, shown="4"
+        None,
+        "S, Monte-Carlo samples (or points) of the energy.",
+        _METHOD,
+        least=1,
+        only=GAUSSIAN,
+        shown="4; noise on outputs 64",
     )
     noise: str | None = setting(
-        None, "Monte-Carlo noise: independent, or antithetic (in pairs ±ε).", _METHOD,
-        choices=("independent", "antithetic"), only=GAUSSIAN, shown="antithetic",
+        None, "Noise on weights, independent or antithetic (in pairs ±ε), or on the outputs of a "
+        "linear head, by fixed points.", _METHOD, choices=NOISE_KINDS, only=GAUSSIAN,
+        shown="outputs for a diagonal head, else antithetic",
     )  # fmt: skip
     beta: float | None = setting(
         None, "β of the KL's weight β/N: 1 is Bayes, less tempers the posterior.", _METHOD, above=0,
