@@ -3,16 +3,18 @@
     python benchmarks/gapminder.py gapminder.tsv        (three runs of `ibaml train`'s defaults)
 
 A task is a country. Held-out countries are predicted from 3 random rows, from 6, and, as a
-forecast, from their first 4 rows, by a learner trained with as many (random) rows. The Gaussian process has the countries' mean of every year as its
-mean, and one kernel for all countries, fitted by the marginal likelihood of all rows of the
-training countries; which kernel is chosen on the validation countries. Both are judged on the same
-tasks; intervals are bootstraps over countries. A finished run in --runs is not trained again.
+forecast, from their first 4 rows, by a learner trained with as many (random) rows. The Gaussian
+process has the countries' mean of every year as its mean, and one kernel for all countries, fitted
+by the marginal likelihood of all rows of the training countries; which kernel is chosen on the
+validation countries. Both are judged on the same tasks; intervals are bootstraps over countries.
+A finished run in --runs is not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,7 @@ from ibaml.evaluation import Interval, RegressionScores, paired
 from ibaml.evaluation.predict import score_posteriors
 from ibaml.learner import MetaLearner
 from ibaml.tasks import Table, TableTasks, TaskBatch
-from ibaml.training import RunError, open_run, resolve, train
+from ibaml.training import open_run, resolve, train
 from ibaml.training.start import load_run
 
 COLUMNS = {"task": "country", "features": "year", "target": "lifeExp"}
@@ -161,11 +163,13 @@ def best_process(table: Table) -> tuple[str, Process]:
 
 def learned(path: Path, data: Path, shots: int, seed: int) -> MetaLearner:
     """The learner of `ibaml train` with so many rows, with its best weights."""
-    try:
+    given = {"data": str(data), **COLUMNS, "shots": shots, "seed": seed, **GIVEN}
+    settings = resolve({**given, "tensorboard": False, "threads": 1})
+    if (path / "checkpoints" / f"step-{settings.iterations:08d}.safetensors").exists():
         run = open_run(path)
-    except RunError:
-        given = {"data": str(data), **COLUMNS, "shots": shots, "seed": seed, **GIVEN}
-        run, _ = train(resolve({**given, "tensorboard": False, "threads": 1}), path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+        run, _ = train(settings, path)
     learner, _ = load_run(run, "best", torch.device("cpu"))
     return learner.double()
 
