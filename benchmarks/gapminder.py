@@ -17,6 +17,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,7 @@ def pooled_fit(kernel: Kernel, years: np.ndarray, residuals: np.ndarray) -> Kern
         theta = kernel.theta + (rng.normal(size=len(kernel.theta)) if start else 0)
         found = minimize(loss, theta, jac=True, method="L-BFGS-B", bounds=kernel.bounds)
         best = found if best is None or found.fun < best.fun else best
+    assert best is not None
     return kernel.clone_with_theta(best.x)
 
 
@@ -174,6 +176,12 @@ def learned(path: Path, data: Path, shots: int, seed: int) -> MetaLearner:
     return learner.double()
 
 
+def scored_by(learner: MetaLearner, batch: TaskBatch) -> RegressionScores:
+    scores = score_posteriors(learner.adapt_all(batch), batch)
+    assert isinstance(scores, RegressionScores)
+    return scores
+
+
 def written(interval: Interval, scale: float = 1.0, digits: int = 3, sign: str = "") -> str:
     ends = (scale * end for end in (interval.value, interval.low, interval.high))
     value, low, high = (f"{end:{sign}.{digits}f}" for end in ends)
@@ -213,10 +221,7 @@ def main() -> None:
             rows_seen = given.rows or shots
             path = given.runs / f"{rows_seen}-rows-seed-{seed}"
             learner = learned(path, given.data, rows_seen, seed)
-            ours = judge(
-                table, protocol, given.split,
-                lambda batch, learner=learner: score_posteriors(learner.adapt_all(batch), batch),
-            )  # fmt: skip
+            ours = judge(table, protocol, given.split, partial(scored_by, learner))
             own, difference = ours.summary(), paired(theirs, ours)
             lines.append(
                 f"{protocol:<13}{seed:<5}{written(own['nll']):<25}{written(other['nll']):<25}"
