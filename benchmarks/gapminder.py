@@ -234,7 +234,7 @@ def main() -> None:
         given.out.write_text("\n".join(lines) + "\n")
 
 
-GIVEN = {"init_log_var": -1.0, "tasks": 32}  # until it is the default
+GIVEN = {"init_log_var": -1.0, "tasks": 16}  # until it is the default
 
 if __name__ == "__main__":
     main()
