@@ -15,7 +15,14 @@ from ibaml.energy import NOISE_KINDS, Likelihood, TaskEnergy
 from ibaml.execution import Execution, Precision
 from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
 from ibaml.objectives import Abml, Objective, TowardsSolution
-from ibaml.solve import Descent, DualNewton, GradientDescent, NaturalDescent, Solver
+from ibaml.solve import (
+    Descent,
+    DualNewton,
+    GradientDescent,
+    HeadNewton,
+    NaturalDescent,
+    Solver,
+)
 from ibaml.weights import Belief, Roles, head_module
 from ibaml.words import EXECUTIONS, PRECISIONS
 
@@ -96,6 +103,11 @@ def check_options(
         raise ValueError(
             f"{type(solver).__name__} cannot be unrolled: use GradientDescent, NaturalDescent or "
             "Adam, or the implicit rule"
+        )
+    if isinstance(solver, HeadNewton) and not (belief.is_diagonal_gaussian and noise == "outputs"):
+        raise ValueError(
+            'HeadNewton needs a diagonal Gaussian belief and noise="outputs": give both, or use '
+            "NewtonCG()"
         )
     if isinstance(solver, NaturalDescent) and not belief.is_diagonal_gaussian:
         raise ValueError("NaturalDescent moves log-variances: it needs a diagonal Gaussian belief")
