@@ -165,7 +165,7 @@ def best_process(table: Table) -> tuple[str, Process]:
 
 def learned(path: Path, data: Path, shots: int, seed: int) -> MetaLearner:
     """The learner of `ibaml train` with so many rows, with its best weights."""
-    given = {"data": str(data), **COLUMNS, "shots": shots, "seed": seed, **GIVEN}
+    given = {"data": str(data), **COLUMNS, "shots": shots, "seed": seed}
     settings = resolve({**given, "tensorboard": False, "threads": 1})
     if (path / "checkpoints" / f"step-{settings.iterations:08d}.safetensors").exists():
         run = open_run(path)
@@ -233,8 +233,6 @@ def main() -> None:
     if given.out is not None:
         given.out.write_text("\n".join(lines) + "\n")
 
-
-GIVEN = {"init_log_var": -1.0, "tasks": 16}  # until it is the default
 
 if __name__ == "__main__":
     main()

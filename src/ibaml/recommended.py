@@ -106,7 +106,7 @@ def recommended(
 def _full(regression: bool) -> dict[str, Any]:
     """A head in closed form."""
     values = {"solver": "dual", "steps": 40, "objective": "predictive"}
-    return {**values, "beta": 1.0, "init_log_var": 0.0 if regression else 2.5}
+    return {**values, "beta": 1.0, "init_log_var": -1.0 if regression else 2.5}
 
 
 def recommended_meta_lr(*, head: bool) -> float:

@@ -158,7 +158,9 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
     for name, usual in (("image_size", IMAGE_SIZE), ("queries", QUERIES)):
         if kind.reads(name):
             values[name] = usual
-    if not regression:
+    if regression:
+        values["tasks"] = 16
+    else:
         values["ways"] = 5
     if method in UNROLLED:
         values["learn_inner_lr"] = False

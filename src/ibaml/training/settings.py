@@ -182,7 +182,7 @@ class Settings:
     init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
         only=GAUSSIAN,
-        shown="posterior full 2.5 (regression 0); -5 for a head, else -9 (regression -6)",
+        shown="posterior full 2.5 (regression -1); -5 for a head, else -9 (regression -6)",
     )  # fmt: skip
     lam: float | None = setting(
         None, "λ, strength of the prior, for the mean nll: of iMAML's proximal term; for ibaml "
@@ -208,7 +208,10 @@ class Settings:
 
     # --- meta-training
     iterations: int = setting(2000, "Number of meta-iterations.", _OUTER, least=0)
-    tasks: int = setting(8, "Tasks per meta-iteration, over all processes.", _OUTER, least=1)
+    tasks: int = setting(
+        8, "Tasks per meta-iteration, over all processes.", _OUTER, least=1,
+        shown="8; regression 16",
+    )  # fmt: skip
     micro_batch: int | None = setting(
         None, "Tasks in memory at once; does not change the result.", _OUTER, least=1,
         shown="as many as fit",
