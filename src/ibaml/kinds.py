@@ -26,7 +26,10 @@ class Kind:
         return name not in self.unread
 
 
-_COLUMNS = dict.fromkeys(("task", "features", "target"), "it names columns of a table")
+_OF_TABLES = {
+    **dict.fromkeys(("task", "features", "target"), "it names columns of a table"),
+    "first_rows": "it orders the rows of a table",
+}
 _NO_IMAGES = "it holds no images"
 _ITSELF = "its path says where it is"
 
@@ -36,7 +39,7 @@ GLYPHS = Kind(
         "root": "no files are read",
         "splits": "its test classes are other scripts",
         "image_size": "its images are 28×28",
-        **_COLUMNS,
+        **_OF_TABLES,
     },
 )
 PUBLISHED = Kind(
@@ -44,17 +47,17 @@ PUBLISHED = Kind(
     {
         "splits": "its splits are the published ones",
         "image_size": "its images have a fixed size",
-        **_COLUMNS,
+        **_OF_TABLES,
     },
 )
-FOLDER = Kind("a folder or zip of images", {"root": _ITSELF, **_COLUMNS})
-LIST = Kind("a list of images", _COLUMNS)
+FOLDER = Kind("a folder or zip of images", {"root": _ITSELF, **_OF_TABLES})
+LIST = Kind("a list of images", _OF_TABLES)
 FEATURES = Kind(
     "an .npz of features",
     {
         "root": _ITSELF,
         **dict.fromkeys(("image_size", "rotations", "augment"), _NO_IMAGES),
-        **_COLUMNS,
+        **_OF_TABLES,
     },
 )
 TABLE = Kind(
@@ -72,7 +75,7 @@ SINUSOIDS = Kind(
         "root": "no files are read",
         "splits": "every split draws its own tasks",
         "image_size": _NO_IMAGES,
-        **_COLUMNS,
+        **_OF_TABLES,
     },
     regression=True,
 )

@@ -169,11 +169,13 @@ class SinusoidTasks:
 
 @dataclass(frozen=True)
 class TableTasks:
-    """Regression tasks of a table: ``shots`` rows to learn from, the others to test on."""
+    """Regression tasks of a table: ``shots`` rows to learn from, the others to test on. They are
+    random, or with ``first_rows`` the first ones in the order of the first feature."""
 
     table: Table
     shots: int = 5
     train_shots: int | None = None
+    first_rows: bool = False
     seed: int = 0
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
@@ -202,7 +204,12 @@ class TableTasks:
 
     def batches(self, split: str, keys: Sequence[int]) -> list[TaskBatch]:
         batches = self.table.batches(
-            split, keys, self._shots(split), seed=_seed(split, self.seed), dtype=self.dtype
+            split,
+            keys,
+            self._shots(split),
+            first_rows=self.first_rows,
+            seed=_seed(split, self.seed),
+            dtype=self.dtype,
         )
         return [batch.to(self.device) for batch in batches]
 

@@ -98,11 +98,14 @@ class Table:
         support: int,
         *,
         query: int | None = None,
+        first_rows: bool = False,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> list[TaskBatch]:
         """One task per key: ``support`` random rows, and the rest (or ``query`` of it) to test on.
 
+        ``first_rows`` takes them in the order of the first feature instead: the first ``support``
+        rows, and the later ones (or the next ``query``). Equal values keep the order of the file.
         Tasks of different sizes come in separate batches, one per size. A task is a pure function
         of (seed, split, key).
         """
@@ -110,8 +113,12 @@ class Table:
             raise DataError(f"support and query must be 1 or more, got {support}, {query}")
         by_size: dict[int, list[tuple[int, np.ndarray]]] = {}
         for key, t, numbers in self._draw(split, keys, support, query, seed):
-            total = int(self._starts[t + 1] - self._starts[t])
-            rows = self._starts[t] + numbers.sample(total, total)
+            begin, end = self._starts[t : t + 2]
+            if first_rows:
+                rows = begin + np.argsort(self.x[begin:end, 0], kind="stable")
+            else:
+                total = int(end - begin)
+                rows = begin + numbers.sample(total, total)
             rows = rows[: support + query] if query else rows
             by_size.setdefault(len(rows), []).append((key, rows))
         result = []

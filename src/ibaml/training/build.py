@@ -64,7 +64,7 @@ def open_tasks(
             target=settings.target,
             splits=settings.splits,
         )
-        return TableTasks(table, **common)
+        return TableTasks(table, first_rows=settings.first_rows, **common)
     assert settings.queries is not None
     if kind is SINUSOIDS:
         return SinusoidTasks(queries=settings.queries, **common)

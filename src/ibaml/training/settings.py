@@ -65,6 +65,10 @@ class Settings:
     task: str | None = setting(None, "Table: the column that names the task.", _DATA)
     features: str | None = setting(None, "Table: the input columns, comma-separated.", _DATA)
     target: str | None = setting(None, "Table: the column to predict.", _DATA)
+    first_rows: bool = setting(
+        False, "Table: learn from a task's first rows, in the order of the first feature, and "
+        "predict the later ones, instead of random rows.", _DATA,
+    )  # fmt: skip
     ways: int | None = setting(None, "W, classes per task.", _DATA, least=2, shown="5")
     shots: int | None = setting(
         None, "Support examples per class (regression: per task).", _DATA, least=1,
