@@ -1,13 +1,14 @@
 """Is a learned regression head as good as a pooled Gaussian process? Life expectancy by year.
 
-    python benchmarks/gapminder.py gapminder.tsv        (three runs of `ibaml train`'s defaults)
+    python benchmarks/gapminder.py gapminder.tsv --seeds 3     (nine runs, `ibaml train`'s defaults)
+    python benchmarks/gapminder.py gapminder.tsv --split val --random   (what --first-rows brings)
 
 A task is a country. Held-out countries are predicted from 3 random rows, from 6, and, as a
-forecast, from their first 4 rows, by a learner trained with as many (random) rows. The Gaussian
-process has the countries' mean of every year as its mean, and one kernel for all countries, fitted
-by the marginal likelihood of all rows of the training countries; which kernel is chosen on the
-validation countries. Both are judged on the same tasks; intervals are bootstraps over countries.
-A finished run in --runs is not trained again.
+forecast, from their first 4 rows, by a learner trained as it is judged. The Gaussian process has
+the countries' mean of every year as its mean, and one kernel for all countries, fitted by the
+marginal likelihood of all rows of the training countries; which kernel is chosen on the validation
+countries. Both are judged on the same tasks; intervals are bootstraps over countries, and the line
+"mean" has each task's scores averaged over the runs. A finished run in --runs is not trained again.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from __future__ import annotations
 import argparse
 import platform
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,10 +36,19 @@ from ibaml.training import open_run, resolve, train
 from ibaml.training.start import load_run
 
 COLUMNS = {"task": "country", "features": "year", "target": "lifeExp"}
-PROTOCOLS = {"3 rows": 3, "6 rows": 6, "first 4 rows": 4}
-FORECAST = "first 4 rows"
 DRAWS = 520  # 20 a country
 QUANTILE = 1.959964
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of a country are given."""
+
+    count: int
+    first: bool = False
+
+
+PROTOCOLS = {"3 rows": Rows(3), "6 rows": Rows(6), "first 4 rows": Rows(4, first=True)}
 
 
 def kernels() -> dict[str, Kernel]:
@@ -125,18 +135,13 @@ def tasks_of(
     table: Table, protocol: str, split: str
 ) -> Iterator[tuple[TaskBatch, tuple[str, ...]]]:
     """Batches of tasks, and the country of every task."""
-    shots = PROTOCOLS[protocol]
-    if protocol == FORECAST:
-        years, values = rows_of(table, split)
-        y = torch.from_numpy(values)
-        x = torch.from_numpy(years).expand(len(y), -1, -1)
-        keys = range(len(y))
-        batch = TaskBatch(x[:, :shots], y[:, :shots], x[:, shots:], y[:, shots:], keys)
-        yield batch, tuple(table.tasks[t] for t in table.splits[split])
-    else:
-        source = TableTasks(table, shots, dtype=torch.float64)
-        for batch in source.batches(split, range(DRAWS)):
-            yield batch, source.groups(split, batch.task_keys)
+    rows = PROTOCOLS[protocol]
+    source = TableTasks(table, rows.count, first_rows=rows.first, dtype=torch.float64)
+    keys = range(DRAWS)
+    if rows.first:  # every draw of a country is the same task
+        keys = sorted(dict(zip(source.groups(split, keys), keys, strict=True)).values())
+    for batch in source.batches(split, keys):
+        yield batch, source.groups(split, batch.task_keys)
 
 
 def judge(
@@ -163,10 +168,11 @@ def best_process(table: Table) -> tuple[str, Process]:
     return name, found[name][1]
 
 
-def learned(path: Path, data: Path, shots: int, seed: int) -> MetaLearner:
-    """The learner of `ibaml train` with so many rows, with its best weights."""
-    given = {"data": str(data), **COLUMNS, "shots": shots, "seed": seed}
-    settings = resolve({**given, "tensorboard": False, "threads": 1})
+def learned(folder: Path, data: Path, rows: Rows, seed: int) -> MetaLearner:
+    """The learner of `ibaml train` with these rows, with its best weights."""
+    given = {"data": str(data), **COLUMNS, "shots": rows.count, "first_rows": rows.first}
+    settings = resolve({**given, "seed": seed, "tensorboard": False, "threads": 1})
+    path = folder / f"{rows.count}{'-first' if rows.first else ''}-rows-seed-{seed}"
     if (path / "checkpoints" / f"step-{settings.iterations:08d}.safetensors").exists():
         run = open_run(path)
     else:
@@ -182,6 +188,14 @@ def scored_by(learner: MetaLearner, batch: TaskBatch) -> RegressionScores:
     return scores
 
 
+def averaged(runs: Sequence[RegressionScores]) -> RegressionScores:
+    """Each task's scores, averaged over runs."""
+    means = {
+        name: np.mean([vars(run)[name] for run in runs], 0) for name in ("nll", "mse", "inside")
+    }
+    return RegressionScores(**{**vars(runs[0]), **means})
+
+
 def written(interval: Interval, scale: float = 1.0, digits: int = 3, sign: str = "") -> str:
     ends = (scale * end for end in (interval.value, interval.low, interval.high))
     value, low, high = (f"{end:{sign}.{digits}f}" for end in ends)
@@ -193,7 +207,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="gapminder.tsv")
     parser.add_argument("--split", choices=("val", "test"), default="test")
     parser.add_argument("--seeds", type=int, default=1, help="runs of every protocol")
-    parser.add_argument("--rows", type=int, help="train with so many, once, for all protocols")
+    parser.add_argument("--random", action="store_true", help="train forecasts on random rows")
     parser.add_argument("--runs", type=Path, default=Path("runs/gapminder"))
     parser.add_argument("--out", type=Path, default=None, help="also write the table here")
     given = parser.parse_args()
@@ -201,9 +215,10 @@ def main() -> None:
     table = Table.read(given.data, task="country", features=["year"], target="lifeExp")
     name, process = best_process(table)
     countries = len(table.splits[given.split])
-    rows = "" if given.rows is None else f" --rows {given.rows}"
+    options = f" --seeds {given.seeds}"
+    options += f" --split {given.split}" * (given.split != "test") + " --random" * given.random
     lines = [
-        f"$ python benchmarks/gapminder.py gapminder.tsv{rows}"
+        f"$ python benchmarks/gapminder.py gapminder.tsv{options}"
         f"   # torch {torch.__version__}, Python {platform.python_version()}",
         f"{countries} {given.split} countries; nll of standardized life expectancy; [95 % "
         "interval, a bootstrap over countries].",
@@ -214,17 +229,20 @@ def main() -> None:
     ]
     print("\n".join(lines), flush=True)
     unit = float(table.spread[-1])
-    for protocol, shots in PROTOCOLS.items():
+    for protocol, judged in PROTOCOLS.items():
         theirs = judge(table, protocol, given.split, process.scores)
         other = theirs.summary()
+        rows = replace(judged, first=judged.first and not given.random)
+        found: dict[str, RegressionScores] = {}
         for seed in range(given.seeds):
-            rows_seen = given.rows or shots
-            path = given.runs / f"{rows_seen}-rows-seed-{seed}"
-            learner = learned(path, given.data, rows_seen, seed)
-            ours = judge(table, protocol, given.split, partial(scored_by, learner))
+            learner = learned(given.runs, given.data, rows, seed)
+            found[str(seed)] = judge(table, protocol, given.split, partial(scored_by, learner))
+        if given.seeds > 1:
+            found["mean"] = averaged(list(found.values()))
+        for seeds, ours in found.items():
             own, difference = ours.summary(), paired(theirs, ours)
             lines.append(
-                f"{protocol:<13}{seed:<5}{written(own['nll']):<25}{written(other['nll']):<25}"
+                f"{protocol:<13}{seeds:<5}{written(own['nll']):<25}{written(other['nll']):<25}"
                 f"{written(difference['nll'], sign='+'):<27}"
                 f"{written(own['coverage'], 100, 1):<23}{written(other['coverage'], 100, 1):<23}"
                 f"{unit * own['rmse'].value:.2f}, {unit * other['rmse'].value:.2f}"

@@ -113,15 +113,19 @@ REFUSED = [
     ("f.npz", "image_size", "image_size is not read .* holds no images"),
     ("f.npz", "rotations", "rotations is not read .* holds no images"),
     ("f.npz", "augment", "augment is not read"),
+    ("f.npz", "first_rows", "first_rows is not read .* it orders the rows of a table"),
     ("f.npz", "table", "it names columns of a table"),
     ("photos", "root", r"root is not read for photos \(a folder or zip of images\)"),
     ("glyphs", "root", "root is not read for glyphs .* no files are read"),
     ("glyphs", "splits", "splits is not read for glyphs"),
     ("glyphs", "image_size", "28×28"),
+    ("glyphs", "first_rows", r"first_rows is not read for glyphs \(a built-in dataset\)"),
     ("glyphs", "table", "it names columns of a table"),
     ("sinusoids", "root", "root is not read for sinusoids"),
     ("sinusoids", "splits", "splits is not read for sinusoids"),
     ("sinusoids", "image_size", "image_size is not read for sinusoids"),
+    ("sinusoids", "first_rows", "first_rows is not read for sinusoids"),
+    ("list.csv", "first_rows", r"first_rows is not read for list\.csv \(a list of images\)"),
     ("omniglot", "splits", "splits is not read for omniglot .* are the published ones"),
     ("cub", "image_size", "image_size is not read for cub .* a fixed size"),
     ("t.csv", "root", r"root is not read for t\.csv \(a table\)"),
@@ -129,7 +133,7 @@ REFUSED = [
     ("t.csv", "queries", "queries is not read .* all rows of a task besides its shots"),
 ]
 VALUES = {"root": "r", "splits": "s.json", "image_size": 32, "queries": 5, "rotations": True,
-          "augment": True}  # fmt: skip
+          "augment": True, "first_rows": True}  # fmt: skip
 
 
 @pytest.mark.parametrize(("data", "name", "words"), REFUSED, ids=lambda v: str(v)[:12])

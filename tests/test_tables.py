@@ -17,9 +17,9 @@ from ibaml.cli import app
 from ibaml.evaluation import mean_interval
 from ibaml.evaluation.predict import score_tasks
 from ibaml.tasks import DataError, Dataset, EpisodeTasks, SinusoidTasks, Table, TableTasks
-from ibaml.training import open_run, resolve, train
+from ibaml.training import open_run, resolve, resume, train
 from real_data import DATA, real
-from runs import make
+from runs import final_state, make, same
 
 COLUMNS = {"task": "who", "features": ["x"], "target": "y"}
 TRAINED = {
@@ -79,6 +79,79 @@ def test_episodes_and_sinusoids_are_tasks_of_their_own():
     for source in (EpisodeTasks(data), SinusoidTasks()):
         assert source.groups("test", range(3)) is None
         assert source.target is None
+
+
+# --- first rows ----------------------------------------------------------------------------------
+
+
+def test_first_rows_are_the_support_and_all_later_rows_the_queries(tmp_path):
+    table = Table.read(table_file(tmp_path / "t.tsv"), **COLUMNS)
+    source = TableTasks(table, shots=3, first_rows=True, seed=4, dtype=torch.float64)
+    random = TableTasks(table, shots=3, seed=4, dtype=torch.float64)
+    for split in ("train", "val", "test"):
+        names = source.groups(split, range(30))
+        assert names == random.groups(split, range(30)), "the order draws no other tasks"
+        for batch in source.batches(split, range(30)):
+            assert batch.support_x.shape[1] == 3
+            x = torch.cat([batch.support_x, batch.query_x], 1)[..., 0].numpy()
+            y = torch.cat([batch.support_y, batch.query_y], 1).numpy()
+            for key, inputs, targets in zip(batch.task_keys, x, y, strict=True):
+                mine = table.labels == table.tasks.index(names[key])
+                order = np.argsort(table.x[mine, 0])
+                np.testing.assert_array_equal(inputs, table.x[mine, 0][order])
+                np.testing.assert_array_equal(targets, table.y[mine][order])
+
+
+def test_first_rows_with_equal_values_keep_the_order_of_the_file(tmp_path):
+    rows = ["who,x,z,y"]
+    for i, x in enumerate([2, 1, 2, 1, 1, 0, 2, 1]):  # the second feature falls: it does not order
+        rows += [f"{who},{x},{-i},{i}" for who in "abc"]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(rows) + "\n")
+    (tmp_path / "s.json").write_text(json.dumps({"train": ["a", "c"], "test": ["b"]}))
+    table = Table.read(
+        path, task="who", features=["x", "z"], target="y", splits=tmp_path / "s.json"
+    )
+    (batch,) = table.batches("test", [0, 7], 2, first_rows=True, dtype=torch.float64)
+    unscaled = torch.cat([batch.support_y, batch.query_y], 1) * table.spread[-1] + table.center[-1]
+    expected = [5, 1, 3, 4, 7, 0, 2, 6]
+    np.testing.assert_allclose(unscaled, [expected, expected])
+    (few,) = table.batches("test", [0], 2, query=3, first_rows=True, dtype=torch.float64)
+    assert torch.equal(few.query_y, batch.query_y[:1, :3])
+
+
+def test_training_shots_are_first_rows_too(tmp_path):
+    settings = {**TRAINED, "data": str(table_file(tmp_path / "t.tsv")), "first_rows": True}
+    tasks = make(resolve({**settings, "train_shots": 4})).tasks
+    for split, count in (("train", 4), ("val", 3), ("test", 3)):
+        for batch in tasks.batches(split, range(9)):
+            assert batch.support_x.shape[1] == count
+            assert (batch.support_x.amax(1) <= batch.query_x.amin(1)).all()
+
+
+def test_a_run_on_first_rows_is_judged_and_resumed_on_first_rows(tmp_path):
+    file = table_file(tmp_path / "t.tsv")
+    constant = {"iterations": 4, "schedule": "constant"}
+    whole = trained(file, tmp_path / "whole", first_rows=True, **constant)
+    part = trained(file, tmp_path / "part", first_rows=True, schedule="constant")
+    random = trained(file, tmp_path / "random", **constant)
+    resume(part, iterations=4)
+    assert open_run(part).settings.first_rows
+    assert same(final_state(part), final_state(whole))
+    assert not same(final_state(random), final_state(whole))
+    for run, first in ((part, True), (random, False)):
+        (batch, *_) = open_source(run).batches("test", range(9))
+        ordered = (batch.support_x.amax(1) <= batch.query_x.amin(1)).all()
+        assert bool(ordered) is first
+
+
+def test_a_run_of_before_first_rows_draws_random_rows(tmp_path):
+    folder = trained(table_file(tmp_path / "t.tsv"), tmp_path / "run")
+    content = json.loads((folder / "config.json").read_text())
+    assert content["settings"].pop("first_rows") is False
+    (folder / "config.json").write_text(json.dumps(content))
+    assert open_run(folder).settings == resolve(content["settings"])
+    assert not open_source(folder).first_rows
 
 
 # --- how sure ------------------------------------------------------------------------------------
