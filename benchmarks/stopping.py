@@ -23,6 +23,8 @@ from ibaml.tasks import EpisodeTasks
 
 def rules(delta: float) -> dict[str, ibaml.GradientRule]:
     """The rules by name; δ = 1/(αK)."""
+    # CG from (P + δI)⁻¹b: where it stops at once it leaves the first-order gradient, not zero
+    warm = ibaml.ConjugateGradient(64, tol=1e-3, start="preconditioned")
     ggn, mean = Curvature("ggn"), Curvature("energy", block="mean")
     return {
         "first order": FirstOrder(),
@@ -31,6 +33,10 @@ def rules(delta: float) -> dict[str, ibaml.GradientRule]:
         "implicit, exact on the means, μ = 1": Implicit(Curvature("energy", 1.0, "mean")),
         "K-aware, Gauss–Newton": Implicit(ggn, stopping="auto"),
         "K-aware, exact on the means": Implicit(mean, stopping="auto"),
+        "K-aware, exact on the means, L = 5": Implicit(
+            mean, ibaml.ConjugateGradient(5), stopping="auto"
+        ),
+        "K-aware, exact on the means, warm": Implicit(mean, warm, stopping="auto"),
         "K-aware, exact": Implicit(Curvature("energy"), stopping="auto"),
         **{
             f"{factor:g}·δ, exact on the means": Implicit(mean, stopping=factor * delta)
