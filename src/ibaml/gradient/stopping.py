@@ -65,16 +65,17 @@ class Stopped:
         return self.h.to_coordinates(self.h.to_coordinates(self.delta))
 
     @cached_property
-    def precondition(self) -> Preconditioner | None:
-        """(P + δI)⁻¹ where P is diagonal; for other beliefs that of P, which is positive definite
-        as it has to be; 1/δ without a prior."""
+    def precondition(self) -> Preconditioner:
+        """(P + δI)⁻¹ where P is diagonal, else 1/δ: descent that does not diverge has αH < 2, so
+        that (H + δI)/δ is below 1 + 2K, whatever P is."""
+        shift, inverse = self.shift, self.h.precondition
         if self.h.diagonal is not None:
-            diagonal = self.h.diagonal + self.shift
-        elif self.h.precondition is not None:
-            return self.h.precondition
-        else:
-            diagonal = torch.where(self.shift > 0, self.shift, 1.0)
-        return lambda r: r / diagonal
+            diagonal = self.h.diagonal + shift
+            return lambda r: r / diagonal
+        stopped = shift > 0
+        safe = torch.where(stopped, shift, 1.0)
+        solved = inverse or (lambda r: r)
+        return lambda r: torch.where(stopped, r / safe, solved(r))
 
     def product(self, p: Tensor) -> Tensor:
         return self.h.product(p) + self.shift * p
