@@ -31,9 +31,13 @@ from ibaml import (
     implicit_solve,
 )
 from ibaml.energy import PlainEnergy, Structure
+from ibaml.fields import SettingsError
+from ibaml.training import resolve, train
+from ibaml.training.settings import read_toml
 from live_bytes import peak_bytes
 from oracles import F64, converged, dense_gradients, gradients, relative, seed
 from problems import class_batch, linear_model, mlp_model, plain_learner, regression_batch
+from runs import features_file
 
 # --- how near: quadratic energies ----------------------------------------------------------------
 
@@ -289,6 +293,24 @@ def test_cg_solves_it_too(belief):
         assert relative(g, dense[block]) <= 1e-8, block
 
 
+@pytest.mark.parametrize("belief", ["diagonal", "low rank"])
+def test_few_cg_steps_suffice_whatever_the_prior(belief):
+    """Preconditioned, H + δI has eigenvalues between 1 and 1 + 2K, while variances spread over four
+    orders of magnitude, and the curvature of the log-variances is next to nothing."""
+    made, batch = learner(BELIEFS[belief], Implicit(), GradientDescent(5, 0.1)), class_batch()
+    made = made.replace(beta=1e-4)
+    with torch.no_grad():
+        for p in made.log_var.values():
+            p.copy_(torch.linspace(-9, 0, p.numel(), dtype=F64).view_as(p))
+    residuals = []
+    for stopping in ("auto", None):
+        rule = Implicit(linear_solver=ConjugateGradient(8), stopping=stopping)
+        one = made.replace(gradient=rule)
+        gradients(one, batch)
+        residuals.append(float(one.diagnostics.record.linear.residual.max()))
+    assert residuals[0] < 1e-3 < residuals[1], residuals
+
+
 def test_step_sizes_by_name_and_a_tied_head():
     rates = {"*.weight": 0.05, "log_var.*": 0.4, "*": 0.2}
     rule = Implicit(Curvature("energy"), Dense(), stopping="auto")
@@ -527,3 +549,42 @@ def test_it_is_saved_with_the_learner(stopping, tmp_path):
     )
     path = made.save(tmp_path / "learner.ibaml")
     assert ibaml.load(path).gradient == made.gradient
+
+
+def test_the_words_of_the_methods():
+    for word, rule in (("auto", "auto"), ("off", None), (None, None), (0.5, 0.5), (0, 0)):
+        for method in (ibaml.methods.ibaml, ibaml.methods.imaml):
+            made = method(mlp_model(), adapt="all", stopping=word)
+            assert made.gradient.stopping == rule
+    # a head has a posterior in closed form, unless something is chosen that it does not read
+    assert ibaml.methods.ibaml(mlp_model(), stopping="auto").belief == DiagonalGaussian()
+
+
+@pytest.mark.parametrize(("text", "rule"), [("auto", "auto"), ("off", None), ("0.25", 0.25)])
+def test_it_is_a_setting_of_a_run(text, rule, tmp_path):
+    settings = resolve(
+        {
+            "data": str(features_file(tmp_path / "f.npz")), "adapt": "all", "solver": "descent",
+            "steps": 3, "hidden": "4", "iterations": 1, "tasks": 2, "val_every": 0, "queries": 2,
+            "tensorboard": False, "stopping": text,
+        }
+    )  # fmt: skip
+    train(settings, tmp_path / "run")
+    assert read_toml(tmp_path / "run" / "config.toml")["stopping"] == text
+    assert ibaml.load(tmp_path / "run").gradient.stopping == rule
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"stopping": "aut"}, "stopping must be auto, off or a number.*did you mean auto"),
+        ({"stopping": "-1"}, "stopping must be 0 or more"),
+        ({"stopping": "nan"}, "stopping must be 0 or more"),
+        ({"stopping": "auto", "solver": "adam"}, "solver adam"),
+        ({"stopping": "auto", "posterior": "full"}, "not read by posterior full"),
+        ({"stopping": "auto", "method": "maml"}, "stopping is read by ibaml, imaml"),
+    ],
+)
+def test_settings_are_refused_by_name(given, words):
+    with pytest.raises(SettingsError, match=words):
+        resolve(given)

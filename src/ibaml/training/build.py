@@ -21,7 +21,12 @@ from ibaml.solve import Solver
 from ibaml.tasks import Augment, EpisodeTasks, Inputs, SinusoidTasks, Table, TableTasks, TaskSource
 from ibaml.tasks.catalog import open_data
 from ibaml.tasks.sources.decode import Progress
-from ibaml.training.rules import data_kind, refuse_unread_by_network, temperature_of
+from ibaml.training.rules import (
+    data_kind,
+    refuse_unread_by_network,
+    stopping_of,
+    temperature_of,
+)
 from ibaml.training.settings import Settings
 from ibaml.words import BACKBONES
 
@@ -149,6 +154,8 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
     for name in ("posterior", "cg_steps", "curvature", "damping", "block", "lam"):
         if getattr(settings, name) is not None:
             options[name] = getattr(settings, name)
+    if settings.stopping is not None:
+        options["stopping"] = stopping_of(settings.stopping)
     if settings.regression:
         assert settings.noise_std is not None
         options["likelihood"] = Gaussian(settings.noise_std, learn=bool(settings.learn_noise))

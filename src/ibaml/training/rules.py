@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, cast
 from ibaml.fields import SettingsError, chosen, near, refuse_unread
 from ibaml.kinds import IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
 from ibaml.training.settings import Settings
-from ibaml.words import BACKBONES, GAUSSIAN, IMPLICIT, NOT_OF_FULL, UNROLLED
+from ibaml.words import (
+    BACKBONES,
+    GAUSSIAN,
+    IMPLICIT,
+    NOT_OF_FULL,
+    STOPPINGS,
+    UNROLLED,
+    StoppingWord,
+)
 
 if TYPE_CHECKING:
     from ibaml.energy.likelihood import Temperature
@@ -65,6 +73,12 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError("inner_lr is not read by solver newton, which uses a line search")
     if solver == "newton" and method not in IMPLICIT and method not in ("fomaml", "reptile"):
         raise SettingsError(f"solver newton cannot be unrolled, as {method} does: use descent")
+    stopping = given.get("stopping")
+    if stopping is not None and stopping_of(stopping) == "auto" and solver == "adam":
+        raise SettingsError(
+            "stopping auto needs step sizes, and those of solver adam follow from its gradients: "
+            "use descent or natural, or give stopping a number"
+        )
     _refuse_beside_full(given, method)
     if "lam" in given and "beta" in given:
         raise SettingsError("lam and beta both set the strength of the prior: give one of them")
@@ -132,6 +146,21 @@ def temperature_of(text: str) -> Temperature:
         return cast("Temperature", text)
     if not 0 < number < math.inf:
         raise SettingsError(f"temperature must be a positive number, got {text}")
+    return number
+
+
+def stopping_of(text: str) -> StoppingWord | float:
+    """What the setting stands for: a word, or δ."""
+    if text in STOPPINGS:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        raise SettingsError(
+            f"stopping must be auto, off or a number, got {text!r}{near(text, STOPPINGS)}"
+        ) from None
+    if not 0 <= number < math.inf:
+        raise SettingsError(f"stopping must be 0 or more, got {text}")
     return number
 
 

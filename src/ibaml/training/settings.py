@@ -161,6 +161,11 @@ class Settings:
         None, "all, or mean: the loss's curvature for the means only.", _METHOD,
         choices=("all", "mean"), only=("ibaml",), shown="all",
     )  # fmt: skip
+    stopping: str | None = setting(
+        None, "Whether the implicit gradient knows that descent was stopped early, after K steps: "
+        "auto, off, or the precision δ of the start instead of 1/(αK).", _METHOD, only=IMPLICIT,
+        shown="off",
+    )  # fmt: skip
     samples: int | None = setting(
         None, "S, Monte-Carlo samples of the energy.", _METHOD, least=1, only=GAUSSIAN, shown="4"
     )
