@@ -1,6 +1,7 @@
 """Which change to a head pays? One at a time, judged on validation classes; docs/studies/heads.md.
 
     python benchmarks/heads_study.py glyphs OUT
+    python benchmarks/heads_study.py pictures OUT --file pictures.zip --splits splits.json
     python benchmarks/heads_study.py embeddings OUT --file embeddings.npz --splits splits.json
 
 Every arm is one meta-training with a plain loop and differs from its neighbor in one thing. Scores
@@ -28,8 +29,6 @@ from ibaml.recommended import make_solver
 from ibaml.solve import DualNewton
 from ibaml.tasks import EpisodeTasks
 
-SUPPORT = {"glyphs": 5, "embeddings": 5}  # N of the 5-way 1-shot tasks
-
 
 @dataclass(frozen=True)
 class Arm:
@@ -54,12 +53,13 @@ class Arm:
 
 T = Arm(temperature="learned")
 P = replace(T, objective="predictive")
-F = replace(P, belief="laplace", lam=0.01, log_var=math.log(1 / (0.01 * 5)))  # beta = 1
 
 
-def strength(arm: Arm, lam: float) -> Arm:
-    """The same λ·d, so the same β, at another λ: the prior's variance changes."""
-    return replace(arm, lam=lam, log_var=arm.log_var + math.log(arm.lam / lam))
+def full(lam: float, beta: float, **changes: object) -> Arm:
+    """Full covariance, solved in the dual, at this strength of the prior and this temperature of
+    the posterior: d = β/(λ·N)."""
+    arm = replace(P, belief="laplace", lam=lam, log_var=math.log(beta / (lam * 5)))
+    return replace(arm, **changes)  # type: ignore[arg-type]
 
 
 # arm, the neighbor it is compared with
@@ -87,17 +87,20 @@ ARMS: dict[str, tuple[Arm, str | None]] = {
         "rho -1",
     ),
     "point": (replace(P, belief="point", lam=0.01), "lambda 0.01"),
-    "full, lambda 0.01": (F, "lambda 0.01"),
-    "full, no temperature": (replace(F, temperature=1.0), "full, lambda 0.01"),
-    "full, variational": (replace(F, belief="variational"), "full, lambda 0.01"),
-    "full, beta 0.1": (replace(F, log_var=F.log_var - math.log(10)), "full, lambda 0.01"),
-    "full, scaled features": (replace(F, scaled=True), "full, lambda 0.01"),
-    "full, rho at 5 times": (replace(F, log_var_rate=5.0), "full, lambda 0.01"),
-    "full, query loss": (replace(F, objective="query"), "full, lambda 0.01"),
-    **{
-        f"full, lambda {lam:g}": (strength(F, lam), "full, lambda 0.01")
-        for lam in (0.001, 0.003, 0.03, 0.1)
-    },
+    "point, lambda 0.1": (replace(P, belief="point", lam=0.1), "lambda 0.1"),
+    "full, beta 0.01": (full(0.1, 0.01), "lambda 0.1"),
+    "full, beta 0.1": (full(0.1, 0.1), "full, beta 0.01"),
+    "full, beta 1": (full(0.1, 1.0), "full, beta 0.01"),
+    "full, beta 0.001": (full(0.1, 0.001), "full, beta 0.01"),
+    "lambda 0.3": (replace(P, lam=0.3), "lambda 0.1"),
+    "full, lambda 0.03": (full(0.03, 0.01), "full, beta 0.01"),
+    "full, lambda 0.3": (full(0.3, 0.01), "full, beta 0.01"),
+    "full, lambda 1": (full(1.0, 0.01), "full, beta 0.01"),
+    "full, scaled features": (full(0.1, 0.01, scaled=True), "full, beta 0.01"),
+    "full, no temperature": (full(0.1, 0.01, temperature=1.0), "full, beta 0.01"),
+    "full, query loss": (full(0.1, 0.01, objective="query"), "full, beta 0.01"),
+    "full, rho at 5 times": (full(0.1, 0.01, log_var_rate=5.0), "full, beta 0.01"),
+    "full, variational": (full(0.1, 0.01, belief="variational"), "full, beta 0.01"),
 }
 
 
@@ -110,12 +113,12 @@ class Scaled(nn.Module):
 
 def network(kind: str, arm: Arm, shape: tuple[int, ...]) -> nn.Module:
     torch.manual_seed(arm.seed)
-    if kind == "glyphs":
-        net = ibaml.nn.conv4(5, 16, 1, 28)
+    if kind != "embeddings":
+        net = ibaml.nn.conv4(5, 16, shape[0], shape[-1])
         if not arm.scaled:
             return net
         *body, head = net.children()
-        return nn.Sequential(*body, Scaled(), head)
+        return nn.Sequential(*body, nn.Flatten(), Scaled(), head)
     middle = [Scaled()] if arm.scaled else []
     return nn.Sequential(nn.Linear(shape[0], 256), *middle, nn.Linear(256, 5))
 
@@ -208,7 +211,7 @@ def files(out: Path) -> dict[str, Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", choices=("glyphs", "embeddings"))
+    parser.add_argument("data", choices=("glyphs", "pictures", "embeddings"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--file", type=Path)
     parser.add_argument("--splits", type=Path)
@@ -222,7 +225,8 @@ def main() -> None:
     if given.data == "glyphs":
         data = ibaml.tasks.glyphs()
     else:
-        data = ibaml.tasks.open_data(str(given.file), splits=given.splits)
+        size = 42 if given.data == "pictures" else None
+        data = ibaml.tasks.open_data(str(given.file), splits=given.splits, image_size=size)
     tasks = EpisodeTasks(data, 5, shots=given.shots)
     for name, (arm, _) in ARMS.items():
         path = given.out / f"{name.replace(' ', '_')}.json"

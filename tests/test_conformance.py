@@ -26,6 +26,7 @@ from ibaml import (
     Point,
     Unrolled,
 )  # fmt: skip
+from ibaml.solve import HeadNewton
 from ibaml.testing import BeliefSuite, GradientRuleSuite, LikelihoodSuite, SolverSuite
 from triangular import FullGaussian, root_of
 
@@ -97,6 +98,17 @@ class TestNewtonCG(SolverSuite):
 
     def make(self, steps):
         return NewtonCG(steps)
+
+    def belief(self):
+        return DiagonalGaussian()
+
+
+class TestHeadNewton(SolverSuite):
+    few, many, tolerance = 2, 20, 1e-10
+    noise = "outputs"
+
+    def make(self, steps):
+        return HeadNewton(steps, tol=None)
 
     def belief(self):
         return DiagonalGaussian()

@@ -13,7 +13,8 @@ from ibaml.heads.baselines import (
     protonet,
     ridge,
 )
-from ibaml.heads.one_vs_each import one_vs_each, predict_one_vs_each
+from ibaml.heads.one_vs_each import one_vs_each, predict_one_vs_each, probit_one_vs_each
+from ibaml.heads.points import gaussian_points, place
 from ibaml.heads.prior import HeadPrior
 
 
@@ -71,6 +72,16 @@ def test_gaussian_process_is_scikit_learns():
             assert torch.allclose(answer.mean[t, :, c], torch.as_tensor(mean), atol=1e-8)
             assert torch.allclose(answer.variance[t].sqrt(), torch.as_tensor(std), atol=1e-8)
         assert math.isclose(answer.evidence[t], evidence, rel_tol=1e-8)
+
+
+def test_gaussian_process_answers_by_the_density_of_each_class_labels():
+    answer = gaussian_process(
+        SUPPORT @ SUPPORT.mT, LABELS, SUPPORT @ QUERY.mT, QUERY.square().sum(-1), 3, noise=0.2
+    )
+    density = torch.distributions.Normal(answer.mean, (answer.variance + 0.2).sqrt()[..., None])
+    codes = 2 * torch.eye(3, dtype=torch.float64) - 1
+    expected = torch.stack([density.log_prob(code).sum(-1) for code in codes], -1).softmax(-1)
+    assert torch.allclose(answer.logits(0.2).softmax(-1), expected, atol=1e-12)
 
 
 def test_logistic_regression_is_scikit_learns():
@@ -186,3 +197,16 @@ def test_one_vs_each_probabilities():
     assert (p.argmax(-1) == mean.argmax(-1)).all()
     two = predict_one_vs_each(mean[:, :2], 0 * mean[:, :2])
     assert torch.allclose(two, mean[:, :2].softmax(-1), atol=1e-6)  # with two it is the softmax
+
+
+def test_probit_one_vs_each_is_near_the_expectation_of_every_comparison():
+    root = draw(5, 4, 4)
+    mean, covariance = 2 * draw(5, 4), root @ root.mT
+    answer = probit_one_vs_each(mean, covariance)
+    points = gaussian_points(4096, 4, torch.float64)
+    logits = place(mean, covariance, points)
+    won = (logits[..., :, None] - logits[..., None, :]).sigmoid().mean(-3)  # E σ(z_c − z_j)
+    expected = (won + 0.5 * torch.eye(4, dtype=torch.float64)).prod(-1)
+    assert (answer.exp() - expected).abs().max() < 0.03
+    certain = probit_one_vs_each(mean, 0 * covariance).softmax(-1)
+    assert torch.allclose(certain, predict_one_vs_each(mean, 0 * covariance), atol=1e-6)

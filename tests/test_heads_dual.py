@@ -1,5 +1,7 @@
 """Full-covariance heads in the dual against dense solutions over all weights."""
 
+import math
+
 import pytest
 import torch
 
@@ -245,3 +247,20 @@ def test_shapes_that_do_not_fit_are_refused():
         HeadPrior(draw(4), draw(4), draw(3, 2))
     with pytest.raises(ValueError, match=r"log_var must be \(F,\), \(C, F\) or \(T, C, F\)"):
         HeadPrior(draw(4), draw(3))
+
+
+@pytest.mark.parametrize("width", [1e2, 1e4, 1e6])
+def test_single_precision_converges_under_wide_priors_too(width):
+    features = torch.randn(16, 50, 64, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(10).repeat_interleave(5).expand(16, -1)
+    features += 3 * torch.nn.functional.one_hot(labels, 64)
+    wide = HeadPrior(torch.zeros(64), torch.full((64,), math.log(width)))
+    single = laplace(wide, features, labels, classes=10)
+    assert (single.reason == Reason.CONVERGED).all()
+    assert int(single.steps.max()) <= 20
+    double = HeadPrior(wide.mean.double(), wide.log_var.double())
+    exact = laplace(double, features.double(), labels, classes=10)
+    gap = single.mean_logits(features).softmax(-1) - exact.mean_logits(features.double()).softmax(
+        -1
+    )
+    assert gap.abs().max() < 1e-3

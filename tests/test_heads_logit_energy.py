@@ -1,10 +1,16 @@
 """The logit-space E of a linear head against noise on its weights."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
+from ibaml import DiagonalGaussian, FirstOrder, GradientDescent, MetaLearner
+from ibaml.energy import detached
 from ibaml.heads.logit_energy import diagonal_kl, logit_energy
 from ibaml.heads.points import axis_points, gaussian_points
+from problems import class_batch
 
 
 def problem(classes: int = 3, examples: int = 6, width: int = 4, tasks: int = 2):
@@ -38,6 +44,31 @@ def test_the_same_in_expectation_as_noise_on_the_weights():
     found = logit_energy(mean, std, features, labels, prior_mean, prior_log_var, points, beta=0.3)
     assert (found - expected).abs().max() < 3e-3  # the draws' own error is 1e-3
     assert torch.allclose(diagonal_kl(mean, std, prior_mean, prior_log_var), divergence)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_learners_energy_is_the_same_in_expectation_as_noise_on_the_weights(bias):
+    """E of ``noise="outputs"`` as the solvers see it, against 10⁶ draws of the weights run through
+    the network."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3, bias=bias)).double()
+    learner = MetaLearner(
+        model, DiagonalGaussian(), GradientDescent(1), FirstOrder(), adapt="head",
+        noise="outputs", samples=2**13, beta=0.3, init_log_var=-1.0,
+    )  # fmt: skip
+    by_outputs, _ = learner.problem(class_batch(), 0)
+    by_outputs = detached(by_outputs)
+    assert by_outputs.points is not None
+    generator = torch.Generator().manual_seed(2)
+    n = by_outputs.layout.size
+    v = torch.randn(2, 2 * n, generator=generator, dtype=torch.float64)
+    rounds, draws = 100, 10_000
+    loss = torch.zeros(2, dtype=torch.float64)
+    for _ in range(rounds):
+        noise = torch.randn(2, draws, n, generator=generator, dtype=torch.float64)
+        loss += replace(by_outputs, points=None, noise=noise).loss(v) / rounds
+    found = by_outputs(v)
+    assert (found - loss - by_outputs.penalty(v)).abs().max() < 3e-3
 
 
 @pytest.mark.parametrize("kind", ["axes", "sobol"])

@@ -125,7 +125,7 @@ walk(get_command(app), [])
 """
     )
     walked = shown.splitlines()
-    for words in ("train", "evaluate", "compare", "data get", "bench complexity", "reproduce"):
+    for words in ("train", "evaluate", "compare", "data get", "bench heads", "reproduce"):
         assert words in walked
 
 

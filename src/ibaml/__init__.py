@@ -37,7 +37,14 @@ if TYPE_CHECKING:
     from ibaml.objectives import Abml, PredictiveNll, QueryNll
     from ibaml.posterior import Posterior, Posteriors
     from ibaml.recommended import recommend
-    from ibaml.solve import Adam, DualNewton, GradientDescent, NaturalDescent, NewtonCG
+    from ibaml.solve import (
+        Adam,
+        DualNewton,
+        GradientDescent,
+        HeadNewton,
+        NaturalDescent,
+        NewtonCG,
+    )
     from ibaml.tasks import TaskBatch
     from ibaml.training.start import load
     from ibaml.weights import Belief, DiagonalGaussian, FullGaussian, LowRankGaussian, Point
@@ -62,7 +69,14 @@ else:
             "objectives": ("Abml", "PredictiveNll", "QueryNll"),
             "posterior": ("Posterior", "Posteriors"),
             "recommended": ("recommend",),
-            "solve": ("Adam", "DualNewton", "GradientDescent", "NaturalDescent", "NewtonCG"),
+            "solve": (
+                "Adam",
+                "DualNewton",
+                "GradientDescent",
+                "HeadNewton",
+                "NaturalDescent",
+                "NewtonCG",
+            ),
             "tasks": ("TaskBatch",),
             "training.start": ("load",),
             "weights": ("Belief", "DiagonalGaussian", "FullGaussian", "LowRankGaussian", "Point"),
@@ -99,6 +113,7 @@ __all__ = [
     "FullGaussian",
     "Gaussian",
     "GradientDescent",
+    "HeadNewton",
     "Implicit",
     "Likelihood",
     "LowRankGaussian",

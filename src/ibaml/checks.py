@@ -19,6 +19,7 @@ from ibaml.solve import (
     Descent,
     DualNewton,
     GradientDescent,
+    HeadNewton,
     NaturalDescent,
     Solver,
     no_step_sizes,
@@ -98,6 +99,11 @@ def check_options(
         raise ValueError(
             f"{type(solver).__name__} cannot be unrolled: use GradientDescent, NaturalDescent or "
             "Adam, or the implicit rule"
+        )
+    if isinstance(solver, HeadNewton) and not (belief.is_diagonal_gaussian and noise == "outputs"):
+        raise ValueError(
+            'HeadNewton needs a diagonal Gaussian belief and noise="outputs": give both, or use '
+            "NewtonCG()"
         )
     if isinstance(solver, NaturalDescent) and not belief.is_diagonal_gaussian:
         raise ValueError("NaturalDescent moves log-variances: it needs a diagonal Gaussian belief")

@@ -1,8 +1,9 @@
 """How good is a trained run, by itself and beside others?
 
 `protocol` says how it is judged, `tasks` on which tasks, `judge` does it, `files` and `pictures`
-save the results, `comparison` puts several runs side by side. The parts are loaded when they are
-used: the protocol, which the command line shows, needs no torch.
+save the results, `comparison` puts several runs side by side, `heads` puts simple heads beside them
+(`simple_heads` has these). The parts are loaded when they are used: the protocol and
+`heads_options`, which the command line shows, need no torch.
 """
 
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from ibaml.lazy import lazily
 if TYPE_CHECKING:
     from ibaml.assessment.comparison import comparable, differences, write_comparison
     from ibaml.assessment.files import plain, write_assessment
+    from ibaml.assessment.heads import Compared, compare_heads, write_heads
+    from ibaml.assessment.heads_options import HeadsOptions
     from ibaml.assessment.judge import Assessment, assess, assess_learner, norm_protocols
     from ibaml.assessment.pictures import draw_assessment, draw_predictions, draw_waves
     from ibaml.assessment.protocol import Protocol
@@ -22,6 +25,8 @@ else:
         {
             "comparison": ("comparable", "differences", "write_comparison"),
             "files": ("plain", "write_assessment"),
+            "heads": ("Compared", "compare_heads", "write_heads"),
+            "heads_options": ("HeadsOptions",),
             "judge": ("Assessment", "assess", "assess_learner", "norm_protocols"),
             "pictures": ("draw_assessment", "draw_predictions", "draw_waves"),
             "protocol": ("Protocol",),
@@ -31,10 +36,13 @@ else:
 
 __all__ = [
     "Assessment",
+    "Compared",
+    "HeadsOptions",
     "Protocol",
     "assess",
     "assess_learner",
     "comparable",
+    "compare_heads",
     "differences",
     "draw_assessment",
     "draw_predictions",
@@ -44,4 +52,5 @@ __all__ = [
     "plain",
     "write_assessment",
     "write_comparison",
+    "write_heads",
 ]

@@ -1,4 +1,4 @@
-"""``ibaml bench``: what does a meta-gradient cost on this machine?"""
+"""``ibaml bench``: what does a meta-gradient cost here, and how good are simple heads?"""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from ibaml.cli.heads import heads
 from ibaml.cli.options import with_options
 from ibaml.cli.progress import counting
 from ibaml.cli.screen import console, errors_as_sentences, say, say_if_without_pictures
@@ -26,15 +27,20 @@ class _Measurements(TyperGroup):
     """Builds the options of a command only when it is used, because they import `ibaml.paper`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return ["complexity"]
+        return ["complexity", "heads"]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name != "complexity":
-            return None
-        from ibaml.paper.complexity.sweep import Sweep
-
         alone = typer.Typer(add_completion=False)
-        alone.command("complexity")(with_options(complexity, Sweep))
+        if cmd_name == "complexity":
+            from ibaml.paper.complexity.sweep import Sweep
+
+            alone.command(cmd_name)(with_options(complexity, Sweep))
+        elif cmd_name == "heads":
+            from ibaml.assessment import HeadsOptions
+
+            alone.command(cmd_name)(with_options(heads, HeadsOptions))
+        else:
+            return None
         return get_command(alone)
 
 
@@ -43,7 +49,7 @@ def commands(app: typer.Typer) -> None:
     bench = typer.Typer(
         cls=_Measurements,
         no_args_is_help=True,
-        help="Measure what a meta-gradient costs on this machine.",
+        help="Measure meta-gradients, or compare simple heads.",
     )
     bench.callback()(lambda: None)  # typer needs a callback where no command is registered
     app.add_typer(bench, name="bench")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,7 +87,7 @@ def compare(
             raise ValueError("compare needs two run folders or more")
         protocol = Protocol.of(given)
         say_if_without_pictures()
-        opened = {name: open_run(path) for name, path in _names(runs).items()}
+        opened = {name: open_run(path) for name, path in short_names(runs).items()}
         comparable(list(opened.values()), protocol)
         out.mkdir(parents=True, exist_ok=True)
         scores = {}
@@ -112,10 +112,10 @@ def _tasks(protocol: Any, scores: Any) -> str:
     return f"{scores.distinct:,} {protocol.split} tasks{draws}{steps}"
 
 
-def _names(runs: list[Path]) -> dict[str, Path]:
-    """A short name for each folder, all of them different."""
+def short_names(runs: list[Path], taken: Collection[str] = ()) -> dict[str, Path]:
+    """A short name for each folder, all of them different, and none that is taken."""
     short = [path.name or str(path) for path in runs]
-    if len(set(short)) < len(short):
+    if len({*short, *taken}) < len(short) + len(taken):
         short = [str(path) for path in runs]
     if len({path.resolve() for path in runs}) < len(runs):
         raise ValueError("the same run is named twice")

@@ -64,6 +64,14 @@ class Regressed:
     variance: Tensor
     evidence: Tensor
 
+    def logits(self, noise: Tensor | float) -> Tensor:
+        """log p of each class's labels (+1 there, −1 elsewhere) for a query, up to a constant.
+
+        Under the predictive densities N(μ_c, s²) that is 2μ_c/s²: a query far from the support set
+        has a wide s² and an unsure answer, which one softmax of the means would not know.
+        """
+        return 2 * self.mean / (self.variance + noise)[..., None]
+
 
 def gaussian_process(
     gram: Tensor,
@@ -98,12 +106,17 @@ def gaussian_process(
 
 
 def logistic_regression(
-    support: Tensor, labels: Tensor, query: Tensor, classes: int, strength: Tensor | float = 1.0
+    support: Tensor,
+    labels: Tensor,
+    query: Tensor,
+    classes: int,
+    strength: Tensor | float = 1.0,
+    tol: float | None = None,
 ) -> Tensor:
     """The minimum of C·Σ nll + ½‖W‖² with a free bias, as in scikit-learn; C is ``strength``.
 
     The bias is as good as free: its prior has a standard deviation of 100 (10 in float32) around
-    0, for features centered on the support's mean.
+    0, for features centered on the support's mean. ``tol`` is that of `ibaml.heads.dual.laplace`.
     """
     middle = support.mean(1, keepdim=True)
 
@@ -117,4 +130,5 @@ def logistic_regression(
         ]
     )
     prior = HeadPrior(torch.zeros_like(variance), variance.log())
-    return laplace(prior, with_one(support), labels, classes).mean_logits(with_one(query))
+    solution = laplace(prior, with_one(support), labels, classes, tol=tol)
+    return solution.mean_logits(with_one(query))

@@ -32,7 +32,8 @@ class DualPosterior:
         inverse: (K/β + Λ⁻¹)⁻¹.
         beta: the weight of the KL.
         steps: that the solver took, (T,).
-        residual: the most that a logit of an example would still move, (T,).
+        residual: the most that a logit of an example would still move, in the units of `laplace`'s
+            ``tol``, (T,).
         reason: why the solver stopped, (T,), see `ibaml.Reason`.
     """
 
@@ -124,8 +125,8 @@ def laplace(
         classes: how many.
         beta: the weight of the KL in Σ_n nll + β·KL; 1 is Bayes.
         steps: at most this many.
-        tol: done when no logit of an example would move by more; None is 1e-9 in float64 and 1e-4
-            in float32.
+        tol: done when no logit of an example would move by more, in units of what it is the sum of
+            or of 1 if that is larger; None is 1e-9 in float64 and 1e-4 in float32.
 
     >>> prior = HeadPrior(mean=torch.zeros(2), log_var=torch.zeros(2))
     >>> x = torch.tensor([[[2.0, 0.0], [0.0, 2.0]]])
@@ -172,7 +173,9 @@ def _newton(start: Tensor, gram: Tensor, target: Tensor, steps: int, tol: float)
         change = inverse.times(spread_by(gram, rest)) - rest
         moved = spread_by(gram, change)
         length = _best_length(start, dual, change, spread_by(gram, dual), moved, target)
-        size = moved.abs().amax((-2, -1))
+        # relative to the numbers a logit is the sum of, for rounding is
+        terms = spread_by(gram.abs(), dual.abs()).amax((-2, -1)).clamp_min(1)
+        size = moved.abs().amax((-2, -1)) / terms
         fine = active & change.isfinite().all(-1).all(-1) & size.isfinite()
         dual = torch.where(fine[:, None, None], dual + length[:, None, None] * change, dual)
         taken = taken + fine

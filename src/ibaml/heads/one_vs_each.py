@@ -12,6 +12,7 @@ Each round raises a lower bound on the evidence, so that nothing has to be dampe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +90,19 @@ def predict_one_vs_each(
     logits = temperature * place(mean, covariance, points)
     gap = logits[..., :, None] - logits[..., None, :]
     return torch.nn.functional.logsigmoid(gap).sum(-1).softmax(-1).mean(-2)
+
+
+def probit_one_vs_each(mean: Tensor, covariance: Tensor) -> Tensor:
+    """log of Π_{j≠c} E σ(z_c − z_j), (…, C), each E by the probit approximation (MacKay, 1992).
+
+    Smooth, so that it can be sharpened by a temperature, which a mean over points cannot: there
+    the few points that decide are sharpened with it. Comparisons are taken as independent.
+    """
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    of_gap = variance[..., :, None] + variance[..., None, :] - 2 * covariance
+    gap = mean[..., :, None] - mean[..., None, :]
+    each = torch.nn.functional.logsigmoid(gap / (1 + torch.pi / 8 * of_gap.clamp_min(0)).sqrt())
+    return each.sum(-1) + math.log(2)  # without j = c, which has log σ(0)
 
 
 def _slope(target: Tensor) -> Tensor:

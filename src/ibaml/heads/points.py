@@ -78,8 +78,13 @@ def place(mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:
     """
     _check(mean, covariance)
     if covariance.dim() == mean.dim():
-        return mean[..., None, :] + covariance.sqrt()[..., None, :] * points
+        return mean[..., None, :] + deviation(covariance)[..., None, :] * points
     return mean[..., None, :] + points @ lower_factor(covariance).mT
+
+
+def deviation(variance: Tensor) -> Tensor:
+    """√variance, with finite derivatives where an example has no features at all."""
+    return variance.clamp_min(torch.finfo(variance.dtype).tiny ** 0.5).sqrt()
 
 
 def log_predictive(

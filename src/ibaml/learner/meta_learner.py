@@ -165,7 +165,7 @@ class MetaLearner(LearnerState):
         both.
 
         >>> import ibaml
-        >>> learner = ibaml.methods.ibaml(ibaml.nn.mlp(1, 1))
+        >>> learner = ibaml.methods.ibaml(ibaml.nn.mlp(1, 1), posterior="diagonal")
         >>> learner.replace(gradient=ibaml.FirstOrder(), samples=2).samples
         2
         """

@@ -5,6 +5,7 @@ from ibaml.linalg.dense import Dense, dense_matrix
 from ibaml.linalg.neumann import Neumann
 from ibaml.linalg.result import LinearSolution, LinearSolver, MatVec, Reason
 from ibaml.linalg.result import all_done as all_done  # for other rooms, not public
+from ibaml.linalg.result import is_recorded as is_recorded
 
 __all__ = [
     "ConjugateGradient",

@@ -7,6 +7,7 @@ from ibaml.solve.base import resolve_rate as resolve_rate  # for other rooms, no
 from ibaml.solve.dual import DualNewton
 from ibaml.solve.dual import before_examples as before_examples
 from ibaml.solve.gradient_descent import GradientDescent, NaturalDescent
+from ibaml.solve.head import HeadNewton
 from ibaml.solve.newton_cg import NewtonCG
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Descent",
     "DualNewton",
     "GradientDescent",
+    "HeadNewton",
     "NaturalDescent",
     "NewtonCG",
     "Progress",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ibaml.energy import TaskEnergy
+from ibaml.energy import NoiseKind, TaskEnergy
 from ibaml.gradient import FirstOrder
 from ibaml.learner import MetaLearner
 from ibaml.solve import GradientDescent
@@ -38,13 +38,14 @@ def close(actual: Tensor, expected: Tensor, what: str, tolerance: float = 1e-8) 
     assert error <= tolerance * scale, f"{what}: off by {error:.2g}"
 
 
-def regression(belief: Belief) -> MetaLearner:
+def regression(belief: Belief, noise: NoiseKind = "independent") -> MetaLearner:
     """A smooth regression learner with four weights, in double precision."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1).double()
     return MetaLearner(
-        model, belief, GradientDescent(1), FirstOrder(), samples=6, beta=0.5, init_log_var=-1.0
-    )
+        model, belief, GradientDescent(1), FirstOrder(), samples=6, noise=noise, beta=0.5,
+        init_log_var=-1.0,
+    )  # fmt: skip
 
 
 def batch() -> TaskBatch:
@@ -53,9 +54,9 @@ def batch() -> TaskBatch:
     return TaskBatch(x[:, :6], y[:, :6], x[:, 6:], y[:, 6:])
 
 
-def problem(belief: Belief) -> tuple[TaskEnergy, Tensor]:
+def problem(belief: Belief, noise: NoiseKind = "independent") -> tuple[TaskEnergy, Tensor]:
     """The energy of three tasks with the belief, and their start."""
-    energy, _ = regression(belief).problem(batch(), 0)
+    energy, _ = regression(belief, noise).problem(batch(), 0)
     return energy, belief.start(energy.meta.prior, TASKS).detach()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ibaml.energy import TaskEnergy, detached
+from ibaml.energy import NoiseKind, TaskEnergy, detached
 from ibaml.linalg import Reason
 from ibaml.solve import Solver, energy_and_gradient
 from ibaml.testing.base import TASKS, close, one_task, problem
@@ -20,11 +20,13 @@ class SolverSuite:
     Attributes:
         tolerance: how far from the minimum `make(many)` may end, relative to the start's distance.
         few, many: a number of steps that is taken exactly, and one that reaches the minimum.
+        noise: of the energies: ``"independent"``, or ``"outputs"`` for a solver of heads.
     """
 
     tolerance = 1e-4
     few = 3
     many = 3000
+    noise: NoiseKind = "independent"
 
     def make(self, steps: int) -> Solver:
         """The solver with this many steps and no tolerance."""
@@ -39,7 +41,7 @@ class SolverSuite:
         return torch.cat([_newton(one_task(energy, t), start[t : t + 1]) for t in range(TASKS)])
 
     def problem(self) -> tuple[TaskEnergy, Tensor]:
-        energy, start = problem(self.belief())
+        energy, start = problem(self.belief(), self.noise)
         return detached(energy), start
 
     def test_it_reaches_the_minimum(self) -> None:
@@ -68,7 +70,7 @@ class SolverSuite:
         assert bool((value < before).all()), "the energy did not fall"
 
     def test_it_leaves_no_graph_and_no_trace(self) -> None:
-        energy, _ = problem(self.belief())  # θ requires gradients
+        energy, _ = problem(self.belief(), self.noise)  # θ requires gradients
         start = self.belief().start(energy.meta.prior, TASKS).detach().requires_grad_()
         original = start.detach().clone()
         solution = self.make(self.few).solve(detached(energy), start.detach())
