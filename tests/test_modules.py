@@ -11,6 +11,7 @@ from torch import nn
 
 import ibaml
 from ibaml import Curvature, Dense, GradientDescent, Implicit, TaskBatch
+from ibaml.nn.recipe import build, recipe_of
 from oracles import F64, blocks, five_point, generator, gradients, relative
 from problems import class_batch, mlp_model, plain_learner, regression_batch
 
@@ -384,9 +385,36 @@ class TestBackbones:
             3,
         )
 
+    def test_an_mlp_with_skip_reads_its_inputs_beside_the_hidden_features(self):
+        net = ibaml.nn.mlp(3, 2, hidden=(7, 5), activation="tanh", skip=True)
+        assert net[-1].in_features == 5 + 3
+        x = torch.randn(4, 3)
+        with torch.no_grad():
+            net[-1].weight[:, :5] = 0.0  # what is left is linear in the inputs
+        expected = torch.nn.functional.linear(x, net[-1].weight[:, 5:], net[-1].bias)
+        assert torch.equal(net(x), expected)
+
+    @pytest.mark.parametrize("skip", [True, False])
+    def test_an_mlp_is_built_again_from_its_recipe(self, skip):
+        net = ibaml.nn.mlp(3, 2, hidden=(7, 5), activation="tanh", skip=skip)
+        again = build(recipe_of(net))
+        again.load_state_dict(net.state_dict())
+        x = torch.randn(4, 3)
+        assert torch.equal(again(x), net(x))
+
+    def test_skip_keeps_an_adapted_head_linear_with_features_computed_once(self):
+        net = ibaml.nn.mlp(3, 1, hidden=(7,), skip=True)
+        learner = ibaml.methods.ibaml(net, likelihood=ibaml.Gaussian(0.3))
+        posterior = learner.adapt(torch.randn(5, 3), torch.randn(5))
+        mean, _ = posterior.predict(torch.randn(4, 3))
+        assert mean.shape == (4,)
+        assert {name.split(".")[0] for name in posterior.mean} == {"2"}
+
     @pytest.mark.parametrize(
         ("build", "word"),
         [
+            (lambda: ibaml.nn.mlp(3, 1, hidden=(), skip=True), "skip"),
+            (lambda: ibaml.nn.mlp(3, 1, skip=1), "skip"),
             (lambda: ibaml.nn.conv4(0), "ways"),
             (lambda: ibaml.nn.conv4(5, image_size=8), "image_size"),
             (lambda: ibaml.nn.conv4(5, norm="layer"), "norm"),

@@ -35,7 +35,8 @@ def test_the_method_decides_what_was_not_given():
     assert (ours.adapt, ours.posterior, ours.solver, ours.beta) == ("head", "full", "dual", 1.0)
     assert (ours.curvature, ours.samples, ours.objective) == (None, None, "predictive")
     drawn = resolve({"samples": 8})  # what only draws need selects the posterior that has them
-    assert (drawn.posterior, drawn.solver, drawn.curvature) == ("diagonal", "newton", "ggn")
+    assert (drawn.posterior, drawn.solver, drawn.noise) == ("diagonal", "head", "outputs")
+    assert resolve({"noise": "antithetic"}).solver == "newton"
     assert resolve({"adapt": "all"}).posterior == "diagonal"
     assert (maml.adapt, maml.solver, maml.steps) == ("all", "descent", 5)
     assert maml.samples is None

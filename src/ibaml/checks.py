@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.arguments import check_count, check_flag, check_number, check_part, check_word
-from ibaml.energy import NOISE_KINDS, Likelihood, TaskEnergy
+from ibaml.energy import Likelihood, TaskEnergy
 from ibaml.execution import Execution, Precision
 from ibaml.gradient import GradientRule, Implicit, Reptile, Unrolled
 from ibaml.objectives import Abml, Objective, TowardsSolution
@@ -25,7 +25,7 @@ from ibaml.solve import (
     no_step_sizes,
 )
 from ibaml.weights import Belief, Roles, head_module
-from ibaml.words import EXECUTIONS, PRECISIONS
+from ibaml.words import EXECUTIONS, NOISE_KINDS, PRECISIONS
 
 _LOG_VAR_LIMIT = 80.0  # exp(±88) leaves float32
 

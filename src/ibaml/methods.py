@@ -36,7 +36,7 @@ from ibaml.recommended import (
     recommended,
     recommended_adapt,
 )
-from ibaml.solve import DualNewton, Rate, Solver
+from ibaml.solve import DualNewton, HeadNewton, Rate, Solver
 from ibaml.tasks import Dataset, Inputs, TaskSource
 from ibaml.weights import (
     Belief,
@@ -83,7 +83,7 @@ class Options(TypedDict, total=False):
         steps, lr: K and α. Implicit methods solve a head by Newton's method, unless α is given,
             which selects descent.
         solver: an object, or one of ``"newton"``, ``"descent"``, ``"natural"``, ``"adam"``,
-            ``"dual"`` (for a full posterior alone).
+            ``"dual"`` (for a full posterior alone) and ``"head"`` (for noise on the outputs alone).
         objective: an object, or one of ``"query"``, ``"predictive"``, ``"abml"``.
         gradient, likelihood: objects; see `MetaLearner`, which explains the other options too.
         data: the dataset that the learner is for. Settings that depend on the data
@@ -134,7 +134,8 @@ class BayesOptions(Options, total=False):
 
     Attributes:
         samples: S, Monte-Carlo samples of the energy.
-        noise: ``"independent"`` or ``"antithetic"`` pairs.
+        noise: ``"outputs"`` of a linear head, by fixed points, or on the weights: ``"independent"``
+            or ``"antithetic"`` pairs.
         beta: β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.
         learn_beta: meta-learn log β too (not under the first-order rule).
         init_log_var: the initial ρ.
@@ -259,31 +260,34 @@ def _make(
 
 def _settings_given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the recommended values of others depend on."""
-    names = ("posterior", "lam", *NOT_OF_FULL)
+    names = ("posterior", "lam", "execution", *NOT_OF_FULL)
     settings: dict[str, Any] = {name: options.get(name) for name in names}
     settings["inner_lr"] = options.get("lr")
     if isinstance(belief := options.get("belief"), Belief):
-        settings["posterior"] = "full" if belief.in_dual else "diagonal"
-    elif options.get("posterior") is None and _needs_draws(options):
-        settings["posterior"] = "diagonal"
+        other = "diagonal" if belief.is_diagonal_gaussian else "low_rank"
+        settings["posterior"] = "full" if belief.in_dual else other
+    elif not _in_closed_form(options):
+        settings["posterior"] = options.get("posterior", "diagonal")
     if not isinstance(options.get("solver"), str):
         settings["solver"] = None
         if isinstance(options.get("gradient"), Unrolled):
             settings["solver"] = "descent"  # a line search has no derivative
+        elif options.get("solver") is not None and not isinstance(options["solver"], HeadNewton):
+            settings["noise"] = options.get("noise", "antithetic")
     if isinstance(likelihood := options.get("likelihood"), Gaussian):
         settings["noise_std"] = math.exp(float(likelihood.log_noise.detach()))
     return settings
 
 
-def _needs_draws(options: Mapping[str, Any]) -> bool:
-    """Whether a part was given that a posterior in closed form does not go with."""
-    likelihood = options.get("likelihood")
-    in_closed_form = likelihood is None or isinstance(likelihood, Categorical | Gaussian)
-    way = options.get("execution", "auto")
-    parts = options.get("solver"), options.get("gradient")
-    given = any(part is not None and not isinstance(part, DualNewton | str) for part in parts)
-    given |= isinstance(options.get("objective"), Abml) or options.get("objective") == "abml"
-    return given or not in_closed_form or way not in ("auto", "head")
+def _in_closed_form(options: Mapping[str, Any]) -> bool:
+    """Whether no part was given that a posterior in closed form does not go with."""
+    likelihood, objective = options.get("likelihood"), options.get("objective")
+    parts = [options.get("solver"), options.get("gradient")]
+    return (
+        (likelihood is None or isinstance(likelihood, Categorical | Gaussian))
+        and all(part is None or isinstance(part, DualNewton | str) for part in parts)
+        and not (isinstance(objective, Abml) or objective == "abml")
+    )
 
 
 def _belief(method: str, options: dict[str, Any], values: Mapping[str, Any]) -> Belief:
@@ -350,7 +354,7 @@ def _solver(options: dict[str, Any], values: Mapping[str, Any]) -> Solver:
             )
         return solver
     name = values["solver"]
-    if name in ("newton", "dual") and lr is not None:
+    if name in ("newton", "dual", "head") and lr is not None:
         raise ValueError(f"lr is not read by solver {name}, which has a line search")
     steps = values["steps"] if steps is None else steps
     return make_solver(name, steps, values.get("inner_lr") if lr is None else lr)

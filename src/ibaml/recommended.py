@@ -15,7 +15,16 @@ from ibaml.arguments import check_module, check_word
 from ibaml.energy import Categorical, Gaussian
 from ibaml.energy.likelihood import Temperature
 from ibaml.linalg import ConjugateGradient
-from ibaml.solve import Adam, DualNewton, GradientDescent, NaturalDescent, NewtonCG, Rate, Solver
+from ibaml.solve import (
+    Adam,
+    DualNewton,
+    GradientDescent,
+    HeadNewton,
+    NaturalDescent,
+    NewtonCG,
+    Rate,
+    Solver,
+)
 from ibaml.tasks import Dataset, EpisodeTasks, TaskSource
 from ibaml.words import GAUSSIAN, IMPLICIT, METHODS, NOT_OF_FULL
 
@@ -43,38 +52,43 @@ def recommended(
     Args:
         head: whether only the last linear layer is adapted.
         regression: whether targets are numbers.
-        given: settings that others depend on: ``posterior``, ``solver``, ``inner_lr`` (a given α
-            selects descent), ``noise_std``, and all that only a posterior which is not full reads.
+        given: settings that others depend on: ``posterior`` and all that only another than the full
+            one reads, ``solver``, ``inner_lr`` (a given α selects descent), ``noise``,
+            ``execution``, ``lam``, ``noise_std``.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
+    by_itself = head and given.get("execution", "auto") in ("auto", "head")
     values: dict[str, Any] = {}
     if method == "ibaml":
-        described = given.get("solver") != "dual" and any(name in given for name in NOT_OF_FULL)
-        described |= given.get("objective") == "abml"
-        values["posterior"] = given.get(
-            "posterior", "full" if head and not described else "diagonal"
-        )
+        full = by_itself and not any(name in given for name in NOT_OF_FULL)
+        full &= given.get("objective") != "abml"
+        full |= given.get("solver") == "dual"
+        values["posterior"] = given.get("posterior", "full" if full else "diagonal")
     if regression:
         values.update(noise_std=0.3, learn_noise=method != "reptile")
     if values.get("posterior") == "full":
-        return {**values, **_FULL, "init_log_var": 0.0 if regression else 2.5}
+        return {**values, **_full(regression)}
+    on_outputs = by_itself and values.get("posterior") == "diagonal" and "inner_lr" not in given
+    noise = given.get("noise", "outputs" if on_outputs else "antithetic")
     solver = given.get("solver")
     if solver is None:
         newton = method in IMPLICIT and head and "inner_lr" not in given
-        solver = "newton" if newton else "descent"
-    values.update(solver=solver, steps=8 if solver == "newton" else 5)
-    if solver != "newton":
+        exact = noise == "outputs" and on_outputs
+        solver = "descent" if not newton else "head" if exact else "newton"
+    values.update(solver=solver, steps={"newton": 8, "head": 16}.get(solver, 5))
+    if solver in ("descent", "natural", "adam"):
         values["inner_lr"] = 0.01 if solver == "adam" else 0.1
         if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
             values["inner_lr"] *= given.get("noise_std", values["noise_std"]) ** 2
     if method in IMPLICIT:
-        values.update(curvature="ggn", damping=0.0)
+        # solved to convergence, the exact Hessian is positive definite
+        values.update(curvature="energy" if solver == "head" else "ggn", damping=0.0)
     if method == "ibaml":
         values["block"] = "all"
     if method in GAUSSIAN:
         values.update(
-            samples=4,
-            noise="antithetic",
+            samples=64 if noise == "outputs" else 4,
+            noise=noise,
             # with everything adapted, a draw puts noise into every layer, so ρ is small, and β too:
             # β·exp(−ρ)/N is the strength of the prior
             beta=0.002 if head else 0.01 if regression else 0.001,
@@ -89,8 +103,10 @@ def recommended(
     return values
 
 
-# a posterior in closed form, so that nothing has to be chosen to compute it
-_FULL = {"solver": "dual", "steps": 40, "beta": 1.0, "objective": "predictive"}
+def _full(regression: bool) -> dict[str, Any]:
+    """A head in closed form."""
+    values = {"solver": "dual", "steps": 40, "objective": "predictive"}
+    return {**values, "beta": 1.0, "init_log_var": -1.0 if regression else 2.5}
 
 
 def recommended_meta_lr(*, head: bool) -> float:
@@ -100,8 +116,8 @@ def recommended_meta_lr(*, head: bool) -> float:
 
 def make_solver(name: str, steps: int, lr: Rate | None, learn_lr: bool = False) -> Solver:
     """A solver by its name."""
-    if name == "dual":
-        return DualNewton(steps)
+    if name in ("dual", "head"):
+        return DualNewton(steps) if name == "dual" else HeadNewton(steps)
     if name == "newton":
         # rough directions suffice (H is Gauss–Newton's); a recorded meta-step takes every halving
         return NewtonCG(steps, linear_solver=ConjugateGradient(10, tol=0.3), halvings=10)

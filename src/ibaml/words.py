@@ -43,8 +43,8 @@ BACKBONES: Mapping[str, Backbone] = {
     "mlp": Backbone(images=False, reads={"hidden": "40,40"}),
 }
 
-SolverName = Literal["newton", "descent", "natural", "adam", "dual"]
-SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam", "dual")
+SolverName = Literal["newton", "descent", "natural", "adam", "dual", "head"]
+SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam", "dual", "head")
 ObjectiveName = Literal["query", "predictive", "abml"]
 OBJECTIVES: tuple[ObjectiveName, ...] = ("query", "predictive", "abml")
 PosteriorName = Literal["diagonal", "low_rank", "full"]
@@ -56,6 +56,8 @@ NOT_OF_FULL = (
 )  # fmt: skip
 Inference = Literal["laplace", "variational"]
 INFERENCES: tuple[Inference, ...] = ("laplace", "variational")
+NoiseKind = Literal["independent", "antithetic", "outputs"]
+NOISE_KINDS: tuple[NoiseKind, ...] = ("independent", "antithetic", "outputs")
 CurvatureKind = Literal["energy", "ggn", "lemma"]
 CURVATURES: tuple[CurvatureKind, ...] = ("energy", "ggn", "lemma")
 StoppingWord = Literal["auto", "off"]

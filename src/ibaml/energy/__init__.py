@@ -6,7 +6,6 @@ from ibaml.energy.likelihood import ByTarget as ByTarget
 from ibaml.energy.likelihood import Categorical, Gaussian, Likelihood, NllFunction
 from ibaml.energy.likelihood import Custom as Custom
 from ibaml.energy.likelihood import as_likelihood as as_likelihood
-from ibaml.energy.noise import NOISE_KINDS as NOISE_KINDS
 from ibaml.energy.noise import NoiseKind
 from ibaml.energy.noise import Stream as Stream
 from ibaml.energy.noise import draw_noise as draw_noise

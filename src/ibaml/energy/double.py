@@ -20,6 +20,7 @@ def in_double(energy: TaskEnergy) -> TaskEnergy | None:
         x=energy.x.double() if energy.x.is_floating_point() else energy.x,
         y=energy.y.double() if energy.y.is_floating_point() else energy.y,
         noise=energy.noise.double(),
+        points=None if energy.points is None else energy.points.double(),
         constants={**energy.constants, **{n: t.double() for n, t in floating.items()}},
         run=energy.run.with_precision(None),
     ).bind(tuple(t.double() for t in energy.theta))

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ibaml.seeding import mix
-
-NoiseKind = Literal["independent", "antithetic", "outputs"]
-NOISE_KINDS: tuple[NoiseKind, ...] = ("independent", "antithetic", "outputs")
+from ibaml.words import NoiseKind
 
 
 class Stream(IntEnum):

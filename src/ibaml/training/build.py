@@ -121,6 +121,8 @@ def build_network(settings: Settings, shape: tuple[int, ...]) -> nn.Module:
         torch.manual_seed(settings.seed)
         assert settings.model is not None
         read = {name: getattr(settings, name) for name in BACKBONES[settings.model].reads}
+        if settings.model == "mlp":  # a full posterior learns a linear part in closed form
+            read["skip"] = settings.regression and settings.posterior == "full"
         net: nn.Module = backbone(settings.model).for_inputs(
             shape, outputs, regression=settings.regression, **read
         )

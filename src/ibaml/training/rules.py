@@ -69,8 +69,10 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         if not regression and given.get(name) is not None:
             raise SettingsError(f"{name} is for regression (sinusoids, or a table with target)")
     solver = given.get("solver")
-    if solver == "newton" and "inner_lr" in given:
-        raise SettingsError("inner_lr is not read by solver newton, which uses a line search")
+    if solver in ("newton", "head") and "inner_lr" in given:
+        raise SettingsError(f"inner_lr is not read by solver {solver}, which uses a line search")
+    if solver == "head" and (method != "ibaml" or given.get("noise", "outputs") != "outputs"):
+        raise SettingsError("solver head is for ibaml with noise on outputs: leave it out")
     if solver == "newton" and method not in IMPLICIT and method not in ("fomaml", "reptile"):
         raise SettingsError(f"solver newton cannot be unrolled, as {method} does: use descent")
     stopping = given.get("stopping")
@@ -185,7 +187,9 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
     for name, usual in (("image_size", IMAGE_SIZE), ("queries", QUERIES)):
         if kind.reads(name):
             values[name] = usual
-    if not regression:
+    if regression:
+        values["tasks"] = 16
+    else:
         values["ways"] = 5
     if method in UNROLLED:
         values["learn_inner_lr"] = False

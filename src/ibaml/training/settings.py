@@ -20,6 +20,7 @@ from ibaml.words import (
     GAUSSIAN,
     IMPLICIT,
     METHODS,
+    NOISE_KINDS,
     OBJECTIVES,
     POSTERIORS,
     PRECISIONS,
@@ -126,13 +127,13 @@ class Settings:
         shown="full for a head, unless an option of the others is given; else diagonal",
     )  # fmt: skip
     solver: str | None = setting(
-        None, "newton (converges in a few steps), descent (takes exactly K), natural, adam, or "
-        "dual (of posterior full).", _METHOD, choices=SOLVERS,
-        shown="newton for an implicit head, else descent; posterior full: dual",
+        None, "newton (converges in a few steps), descent (takes exactly K), natural, adam; "
+        "of a head: dual (posterior full) or head (noise on outputs).", _METHOD, choices=SOLVERS,
+        shown="dual, head or newton for an implicit head, else descent",
     )  # fmt: skip
     steps: int | None = setting(
         None, "K, steps of adaptation; of solver dual at most so many.", _METHOD, least=0,
-        shown="newton 8, dual 40, else 5",
+        shown="newton 8, dual 40, head 16, else 5",
     )  # fmt: skip
     inner_lr: float | None = setting(
         None, "α, the step size of adaptation (newton has none).", _METHOD, above=0,
@@ -167,11 +168,17 @@ class Settings:
         shown="off",
     )  # fmt: skip
     samples: int | None = setting(
-        None, "S, Monte-Carlo samples of the energy.", _METHOD, least=1, only=GAUSSIAN, shown="4"
+        None,
+        "S, Monte-Carlo samples (or points) of the energy.",
+        _METHOD,
+        least=1,
+        only=GAUSSIAN,
+        shown="4; noise on outputs 64",
     )
     noise: str | None = setting(
-        None, "Monte-Carlo noise: independent, or antithetic (in pairs ±ε).", _METHOD,
-        choices=("independent", "antithetic"), only=GAUSSIAN, shown="antithetic",
+        None, "Noise on weights, independent or antithetic (in pairs ±ε), or on the outputs of a "
+        "linear head, by fixed points.", _METHOD, choices=NOISE_KINDS, only=GAUSSIAN,
+        shown="outputs for a diagonal head, else antithetic",
     )  # fmt: skip
     beta: float | None = setting(
         None, "β of the KL's weight β/N: 1 is Bayes, less tempers the posterior.", _METHOD, above=0,
@@ -180,7 +187,7 @@ class Settings:
     init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
         only=GAUSSIAN,
-        shown="posterior full 2.5 (regression 0); -5 for a head, else -9 (regression -6)",
+        shown="posterior full 2.5 (regression -1); -5 for a head, else -9 (regression -6)",
     )  # fmt: skip
     lam: float | None = setting(
         None, "λ, strength of the prior, for the mean nll: of iMAML's proximal term; for ibaml "
@@ -206,7 +213,10 @@ class Settings:
 
     # --- meta-training
     iterations: int = setting(2000, "Number of meta-iterations.", _OUTER, least=0)
-    tasks: int = setting(8, "Tasks per meta-iteration, over all processes.", _OUTER, least=1)
+    tasks: int = setting(
+        8, "Tasks per meta-iteration, over all processes.", _OUTER, least=1,
+        shown="8; regression 16",
+    )  # fmt: skip
     micro_batch: int | None = setting(
         None, "Tasks in memory at once; does not change the result.", _OUTER, least=1,
         shown="as many as fit",
