@@ -25,7 +25,8 @@ _TOO_MUCH = 10  # an energy that grew by this factor was not minimized
 class Solution:
     """A solution of every task and what happened on the way, per task.
 
-    ``gradient`` and ``energy_after`` are those at the last iterate; None if not asked for. A task
+    ``gradient`` and ``energy_after`` are those at the last iterate; None if not asked for (a
+    ``tol`` asks too). A task
     whose iterates stopped being finite, or whose energy grew far too large, is ``diverged`` and has
     its start as value.
     """
