@@ -26,9 +26,8 @@ class Solution:
     """A solution of every task and what happened on the way, per task.
 
     ``gradient`` and ``energy_after`` are those at the last iterate; None if not asked for (a
-    ``tol`` asks too). A task
-    whose iterates stopped being finite, or whose energy grew far too large, is ``diverged`` and has
-    its start as value.
+    ``tol`` asks too). A task whose iterates stopped being finite, or whose energy grew far too
+    large, is ``diverged`` and has its start as value.
     """
 
     value: Tensor
