@@ -177,12 +177,13 @@ class Settings:
     )  # fmt: skip
     beta: float | None = setting(
         None, "β of the KL's weight β/N: 1 is Bayes, less tempers the posterior.", _METHOD, above=0,
-        only=GAUSSIAN, shown="posterior full 1; 0.002 for a head, else 0.001 (regression 0.01)",
+        only=GAUSSIAN,
+        shown="posterior full 0.01 (regression 1); 0.002 for a head, else 0.001 (regression 0.01)",
     )  # fmt: skip
     init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
         only=GAUSSIAN,
-        shown="posterior full 2.5 (regression -1); -5 for a head, else -9 (regression -6)",
+        shown="posterior full -6 (regression -1); -5 for a head, else -9 (regression -6)",
     )  # fmt: skip
     lam: float | None = setting(
         None, "λ, strength of the prior, for the mean nll: of iMAML's proximal term; for ibaml "
