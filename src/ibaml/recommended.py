@@ -108,8 +108,9 @@ def _full(regression: bool) -> dict[str, Any]:
     layer is so unsure after a few examples that a classifier needs a colder posterior, and a strong
     prior (docs/studies/heads.md)."""
     values = {"solver": "dual", "steps": 40, "objective": "predictive"}
-    chosen = (1.0, -1.0) if regression else (0.01, -6.0)
-    return {**values, **dict(zip(("beta", "init_log_var"), chosen, strict=True))}
+    if regression:
+        return {**values, "beta": 1.0, "init_log_var": -1.0}
+    return {**values, "beta": 0.01, "init_log_var": -6.0, "tie_head": True}
 
 
 def recommended_meta_lr(*, head: bool) -> float:

@@ -118,8 +118,9 @@ class Settings:
         _METHOD, shown="head for ibaml and imaml, else all",
     )  # fmt: skip
     tie_head: bool = setting(
-        False, "Share one prior row among all classes, for any number of classes.", _METHOD
-    )
+        False, "Share one prior row among all classes, for any number of classes.", _METHOD,
+        shown="yes for posterior full, else no",
+    )  # fmt: skip
     posterior: str | None = setting(
         None, "What is believed about the adapted weights: full (any covariance, of a linear head, "
         "in closed form), diagonal (the paper's) or low_rank.", _METHOD, choices=POSTERIORS,
