@@ -522,8 +522,8 @@ OPTIONS = {
     ),
     "nearly a solver": (
         lambda: m.ibaml(mlp_model(), solver="newtn"),
-        "solver must be one of newton, descent, natural, adam, dual, head; got 'newtn'; did you mean "
-        "newton?",
+        "solver must be one of newton, descent, natural, adam, dual, head; got 'newtn'; did you "
+        "mean newton?",
     ),
     "nearly an objective": (
         lambda: m.ibaml(mlp_model(), objective="querry"),
@@ -796,7 +796,10 @@ class TestPosterior:
         learner = m.ibaml(mlp_model())
         assert (learner.belief, learner.solver) == (FullGaussian(), DualNewton())
         assert learner.objective == PredictiveNll()
-        assert learner.beta == 1.0
+        assert learner.beta == 0.01
+        assert m.ibaml(mlp_model(), likelihood=Gaussian(0.3)).beta == 1.0
+        assert not learner.layout.rows  # targets may be numbers
+        assert m.ibaml(mlp_model(), likelihood=Categorical()).layout.rows
         assert m.ibaml(mlp_model(), steps=7, solver="dual").solver == DualNewton(steps=7)
 
     @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_any_path_survives_toml(tmp_path_factory, name):
 
 def test_the_method_decides_what_was_not_given():
     ours, maml = resolve({}), resolve({"method": "maml"})
-    assert (ours.adapt, ours.posterior, ours.solver, ours.beta) == ("head", "full", "dual", 1.0)
+    assert (ours.adapt, ours.posterior, ours.solver, ours.beta) == ("head", "full", "dual", 0.01)
     assert (ours.curvature, ours.samples, ours.objective) == (None, None, "predictive")
     drawn = resolve({"samples": 8})  # what only draws need selects the posterior that has them
     assert (drawn.posterior, drawn.solver, drawn.noise) == ("diagonal", "head", "outputs")
@@ -42,7 +42,10 @@ def test_the_method_decides_what_was_not_given():
     assert maml.samples is None
     assert maml.lam is None
     assert resolve({"method": "ibaml", "inner_lr": 0.1}).solver == "descent"
-    assert resolve({"data": "sinusoids"}).ways is None
+    assert ours.tie_head
+    assert not drawn.tie_head
+    waves = resolve({"data": "sinusoids"})
+    assert (waves.ways, waves.posterior, waves.beta, waves.tie_head) == (None, "full", 1.0, False)
 
 
 @pytest.mark.parametrize(

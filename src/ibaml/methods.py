@@ -252,6 +252,8 @@ def _make(
             options.setdefault(name, values[name])
     if values.get("posterior") == "full":
         options.setdefault("objective", values["objective"])
+        if isinstance(options.get("likelihood"), Categorical):  # else targets may be numbers
+            options.setdefault("tie_head", values["tie_head"])
     learner = MetaLearner(model, belief, **options)
     if data is not None:
         learner.inputs = Inputs.of(data)

@@ -118,8 +118,9 @@ class Settings:
         _METHOD, shown="head for ibaml and imaml, else all",
     )  # fmt: skip
     tie_head: bool = setting(
-        False, "Share one prior row among all classes, for any number of classes.", _METHOD
-    )
+        False, "Share one prior row among all classes, for any number of classes.", _METHOD,
+        shown="yes for posterior full, else no",
+    )  # fmt: skip
     posterior: str | None = setting(
         None, "What is believed about the adapted weights: full (any covariance, of a linear head, "
         "in closed form), diagonal (the paper's) or low_rank.", _METHOD, choices=POSTERIORS,
@@ -182,12 +183,13 @@ class Settings:
     )  # fmt: skip
     beta: float | None = setting(
         None, "β of the KL's weight β/N: 1 is Bayes, less tempers the posterior.", _METHOD, above=0,
-        only=GAUSSIAN, shown="posterior full 1; 0.002 for a head, else 0.001 (regression 0.01)",
+        only=GAUSSIAN,
+        shown="posterior full 0.01 (regression 1); 0.002 for a head, else 0.001 (regression 0.01)",
     )  # fmt: skip
     init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
         only=GAUSSIAN,
-        shown="posterior full 2.5 (regression -1); -5 for a head, else -9 (regression -6)",
+        shown="posterior full -6 (regression -1); -5 for a head, else -9 (regression -6)",
     )  # fmt: skip
     lam: float | None = setting(
         None, "λ, strength of the prior, for the mean nll: of iMAML's proximal term; for ibaml "
