@@ -28,6 +28,7 @@ from ibaml.solve import (
 from ibaml.tasks import Dataset, EpisodeTasks, TaskSource
 from ibaml.words import GAUSSIAN, IMPLICIT, METHODS, NOT_OF_FULL
 
+MANY_WAYS = 20  # classes of a training task, if the prior is tied over them and there are enough
 MANY_CLASSES = 300  # with so many, a temperature learned with the prior is right for new classes
 
 

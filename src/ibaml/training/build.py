@@ -16,7 +16,7 @@ from ibaml.kinds import NAMES, SINUSOIDS, TABLE
 from ibaml.learner import MetaLearner
 from ibaml.nn import backbone
 from ibaml.objectives import Abml, Objective, PredictiveNll, QueryNll
-from ibaml.recommended import make_solver, recommended_temperature
+from ibaml.recommended import MANY_WAYS, make_solver, recommended_temperature
 from ibaml.solve import Solver
 from ibaml.tasks import Augment, EpisodeTasks, Inputs, SinusoidTasks, Table, TableTasks, TaskSource
 from ibaml.tasks.catalog import open_data
@@ -93,6 +93,7 @@ def open_tasks(
         data,
         settings.ways,
         queries=settings.queries,
+        train_ways=settings.train_ways,
         rotations=settings.rotations,
         augment=Augment(crop=crop) if settings.augment else None,
         **common,
@@ -137,6 +138,20 @@ def choose_temperature(settings: Settings, network: nn.Module, tasks: TaskSource
     if chosen == "fitted" and not settings.val_every:
         chosen = 1.0  # without validation there is nothing to fit it on
     return replace(settings, temperature=str(chosen))
+
+
+def choose_train_ways(settings: Settings, tasks: TaskSource) -> tuple[Settings, TaskSource]:
+    """Settings and tasks with more classes in training, where none were given: a feature that tells
+    twenty classes apart tells five (docs/studies/heads.md). Half of the classes at most, so that
+    tasks differ."""
+    if settings.train_ways is not None or not isinstance(tasks, EpisodeTasks):
+        return settings, tasks
+    if settings.posterior != "full" or not settings.tie_head:
+        return settings, tasks
+    ways = min(MANY_WAYS, tasks.episodes("train").classes // 2)
+    if ways <= tasks.ways:
+        return settings, tasks
+    return replace(settings, train_ways=ways), replace(tasks, train_ways=ways)
 
 
 def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:

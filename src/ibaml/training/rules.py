@@ -32,8 +32,12 @@ def resolve(given: Mapping[str, Any]) -> Settings:
     settings = chosen(Settings, given)
     method = settings.get("method", "ibaml")
     _refuse_contradictions(settings, method)
-    values = {**_defaults(settings, method), **settings}
-    return Settings(**values)
+    made = Settings(**{**_defaults(settings, method), **settings})
+    if made.train_ways not in (None, made.ways) and not made.tie_head:
+        raise SettingsError(
+            "train_ways other than ways needs tie_head: else the head has one row for each class"
+        )
+    return made
 
 
 def data_kind(given: Mapping[str, Any]) -> Kind:
@@ -56,7 +60,7 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError(f"a table needs {' and '.join(missing)} too ({table[0]} was given)")
     refuse_unread_data(given)
     regression = is_regression(given)
-    for name in ("ways", "rotations", "augment", "tie_head"):
+    for name in ("ways", "train_ways", "rotations", "augment", "tie_head"):
         if regression and given.get(name):
             raise SettingsError(f"{name} is for classification, and {_what(given)} is regression")
     if regression and given.get("temperature") is not None:

@@ -74,6 +74,11 @@ class Settings:
         None, "Queries per class (regression: per task) in training.", _DATA, least=1,
         shown=f"{QUERIES}; a table: all other rows",
     )  # fmt: skip
+    train_ways: int | None = setting(
+        None, "Classes per task in training, if other than in the test (with --tie-head); of each "
+        "there are then fewer queries.", _DATA, least=2,
+        shown="posterior full: up to 20, at most half of the training classes; else ways",
+    )  # fmt: skip
     train_shots: int | None = setting(
         None, "Shots in training, if other than in the test.", _DATA, least=1,
         shown="shots; reptile at least 5",

@@ -19,6 +19,7 @@ from ibaml.training.build import (
     build_learner,
     build_network,
     choose_temperature,
+    choose_train_ways,
     describe_source,
     fit_network,
     located,
@@ -102,6 +103,7 @@ def _begin(
     tasks = open_tasks(settings, device, progress)
     tasks.batches("train", [0])  # too few classes or examples fail now
     settings = fit_network(settings, tasks)
+    settings, tasks = choose_train_ways(settings, tasks)
     network = build_network(settings, tasks.example_shape)
     settings = choose_temperature(settings, network, tasks)
     learner = build_learner(settings, network).to(device)
