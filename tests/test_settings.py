@@ -32,7 +32,11 @@ def test_any_path_survives_toml(tmp_path_factory, name):
 
 def test_the_method_decides_what_was_not_given():
     ours, maml = resolve({}), resolve({"method": "maml"})
-    assert (ours.adapt, ours.solver, ours.curvature) == ("head", "newton", "ggn")
+    assert (ours.adapt, ours.posterior, ours.solver, ours.beta) == ("head", "full", "dual", 1.0)
+    assert (ours.curvature, ours.samples, ours.objective) == (None, None, "predictive")
+    drawn = resolve({"samples": 8})  # what only draws need selects the posterior that has them
+    assert (drawn.posterior, drawn.solver, drawn.curvature) == ("diagonal", "newton", "ggn")
+    assert resolve({"adapt": "all"}).posterior == "diagonal"
     assert (maml.adapt, maml.solver, maml.steps) == ("all", "descent", 5)
     assert maml.samples is None
     assert maml.lam is None
@@ -54,7 +58,15 @@ def test_the_method_decides_what_was_not_given():
         ({"iterations": True}, "iterations must be a whole number"),
         ({"method": "maml", "cg_steps": 3}, "cg_steps is read by ibaml, imaml"),
         ({"method": "maml", "samples": 3}, "samples is read by ibaml, abml"),
-        ({"method": "ibaml", "lam": 1.0}, "lam is read by imaml"),
+        ({"method": "maml", "lam": 1.0}, "lam is read by imaml, ibaml"),
+        ({"lam": 1.0, "beta": 1.0}, "lam and beta both set the strength of the prior"),
+        ({"method": "maml", "posterior": "full"}, "posterior is read by ibaml"),
+        ({"posterior": "full", "samples": 4}, "samples is not read by posterior full"),
+        ({"posterior": "full", "inner_lr": 0.1}, "inner_lr is not read by posterior full"),
+        ({"posterior": "full", "solver": "newton"}, "solver is not read by posterior full"),
+        ({"posterior": "full", "adapt": "all"}, "posterior full is for a linear head"),
+        ({"posterior": "diagonal", "solver": "dual"}, "solver dual is for posterior full"),
+        ({"method": "imaml", "solver": "dual"}, "solver dual is for posterior full"),
         ({"method": "maml", "solver": "newton"}, "newton cannot be unrolled"),
         ({"method": "imaml", "solver": "natural"}, "natural moves log-variances"),
         ({"solver": "newton", "inner_lr": 0.1}, "inner_lr is not read by solver newton"),

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from ibaml.objectives import Abml, PredictiveNll, QueryNll
     from ibaml.posterior import Posterior, Posteriors
     from ibaml.recommended import recommend
-    from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG
+    from ibaml.solve import Adam, DualNewton, GradientDescent, NaturalDescent, NewtonCG
     from ibaml.tasks import TaskBatch
     from ibaml.training.start import load
-    from ibaml.weights import Belief, DiagonalGaussian, LowRankGaussian, Point
+    from ibaml.weights import Belief, DiagonalGaussian, FullGaussian, LowRankGaussian, Point
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -62,10 +62,10 @@ else:
             "objectives": ("Abml", "PredictiveNll", "QueryNll"),
             "posterior": ("Posterior", "Posteriors"),
             "recommended": ("recommend",),
-            "solve": ("Adam", "GradientDescent", "NaturalDescent", "NewtonCG"),
+            "solve": ("Adam", "DualNewton", "GradientDescent", "NaturalDescent", "NewtonCG"),
             "tasks": ("TaskBatch",),
             "training.start": ("load",),
-            "weights": ("Belief", "DiagonalGaussian", "LowRankGaussian", "Point"),
+            "weights": ("Belief", "DiagonalGaussian", "FullGaussian", "LowRankGaussian", "Point"),
         },
         modules=(
             "energy",
@@ -94,7 +94,9 @@ __all__ = [
     "Dense",
     "Diagnostics",
     "DiagonalGaussian",
+    "DualNewton",
     "FirstOrder",
+    "FullGaussian",
     "Gaussian",
     "GradientDescent",
     "Implicit",

@@ -23,7 +23,8 @@ from ibaml._version import __version__
 from ibaml.energy import ByTarget, Categorical, Gaussian, Likelihood, TaskEnergy
 from ibaml.extras import need
 from ibaml.files import write_whole
-from ibaml.heads.gaussian import BeforeExamples
+from ibaml.heads.dual import DualPosterior
+from ibaml.heads.regression import RegressionPosterior
 from ibaml.learner import MetaLearner
 from ibaml.nn.recipe import build, recipe_of
 from ibaml.posterior import Posterior, Posteriors
@@ -220,8 +221,9 @@ def _known_likelihood(path: Path, content: Any) -> Likelihood | None:
 
 def save_posterior(posterior: Posterior, path: str | Path, *, examples: bool = True) -> Path:
     """Write a finished classifier or regressor: its learner, the posterior, the names of its
-    classes. A full covariance is kept as the support set's features and targets. If predictions need the support examples (batch norm with their statistics), the
-    prepared examples are written too, never the originals; ``examples=False`` then raises."""
+    classes. A full covariance is kept as the features and targets of the examples. If predictions
+    need the examples themselves (batch norm with their statistics), they are written as prepared,
+    never the originals; ``examples=False`` then raises."""
     task = posterior._task
     task._check_fresh()
     learner, energy = task.learner, task._energy
@@ -240,7 +242,7 @@ def save_posterior(posterior: Posterior, path: str | Path, *, examples: bool = T
     tensors = {f"learner/{n}": t for n, t in learner.state_dict().items()}
     tensors["posterior/v"] = task._v
     facts["support_size"] = 1
-    if energy.answer is not None and not isinstance(energy.answer, BeforeExamples):
+    if isinstance(energy.answer, DualPosterior | RegressionPosterior):
         tensors["posterior/features"] = energy.answer.features
         tensors["posterior/y"] = energy.y
         facts["support_size"] = energy.x.shape[1]

@@ -73,13 +73,15 @@ class _Moments(nn.Module):
         super().__init__()
         self.function = function
         self.structure = structure
-        tensors: list[Tensor] = []
-        map_tensors(lambda t: tensors.append(t) or t, structure)
-        for i, t in enumerate(tensors):
-            self.register_buffer(f"part_{i}", t.detach().clone())
+
+        def keep(t: Tensor) -> Tensor:
+            self.register_buffer(f"part_{len(self._buffers)}", t.detach().clone())
+            return t
+
+        map_tensors(keep, structure)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        buffers = iter(self._buffers.values())
+        buffers = iter(self.buffers())
         structure = map_tensors(lambda _: next(buffers), self.structure)
         return self.function(structure, features)
 

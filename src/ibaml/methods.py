@@ -22,9 +22,9 @@ from typing import Any, TypedDict, Unpack
 
 from torch import nn
 
-from ibaml.arguments import check_count, check_part, check_word
+from ibaml.arguments import check_count, check_number, check_part, check_word
 from ibaml.curvature import Block, Curvature, Kind
-from ibaml.energy import Gaussian, NllFunction, NoiseKind
+from ibaml.energy import Categorical, Gaussian, NllFunction, NoiseKind
 from ibaml.execution import Execution, Precision
 from ibaml.gradient import FirstOrder, GradientRule, Implicit, Reptile, Unrolled
 from ibaml.learner import MetaLearner
@@ -36,10 +36,26 @@ from ibaml.recommended import (
     recommended,
     recommended_adapt,
 )
-from ibaml.solve import Rate, Solver
+from ibaml.solve import DualNewton, Rate, Solver
 from ibaml.tasks import Dataset, Inputs, TaskSource
-from ibaml.weights import Belief, DiagonalGaussian, Point, Selection
-from ibaml.words import CURVATURES, READ_BY, SOLVERS, ObjectiveName, SolverName
+from ibaml.weights import (
+    Belief,
+    DiagonalGaussian,
+    FullGaussian,
+    LowRankGaussian,
+    Point,
+    Selection,
+)
+from ibaml.words import (
+    CURVATURES,
+    NOT_OF_FULL,
+    POSTERIORS,
+    READ_BY,
+    SOLVERS,
+    ObjectiveName,
+    PosteriorName,
+    SolverName,
+)
 
 __all__ = [
     "BayesOptions",
@@ -64,7 +80,8 @@ class Options(TypedDict, total=False):
             for implicit methods if the module ends in a linear layer, else everything.
         steps, lr: K and α. Implicit methods solve a head by Newton's method, unless α is given,
             which selects descent.
-        solver: an object, or one of ``"newton"``, ``"descent"``, ``"natural"``, ``"adam"``.
+        solver: an object, or one of ``"newton"``, ``"descent"``, ``"natural"``, ``"adam"``,
+            ``"dual"`` (for a full posterior alone).
         objective: an object, or one of ``"query"``, ``"predictive"``, ``"abml"``.
         gradient, likelihood: objects; see `MetaLearner`, which explains the other options too.
         data: the dataset that the learner is for. Settings that depend on the data
@@ -116,7 +133,7 @@ class BayesOptions(Options, total=False):
         beta: β of κ = β/N: 1 is Bayes, below 1 a tempered posterior.
         learn_beta: meta-learn log β too (not under the first-order rule).
         init_log_var: the initial ρ.
-        belief: the belief about the adapted weights; a `DiagonalGaussian` unless given.
+        belief: the belief about the adapted weights, an object.
     """
 
     samples: int
@@ -128,9 +145,20 @@ class BayesOptions(Options, total=False):
 
 
 class IbamlOptions(ImplicitOptions, BayesOptions, total=False):
-    """Options of iBaML. ``block``: ``"all"``, or ``"mean"`` for the loss's curvature in the means
-    alone."""
+    """Options of iBaML.
 
+    Attributes:
+        posterior: what is believed about the adapted weights: ``"full"``, any covariance, for a
+            linear head, in closed form; ``"diagonal"``, the paper's; or ``"low_rank"``. By default
+            a head's is full, unless an option is given that describes how the others are computed
+            (``samples``, ``noise``, ``steps``, ``lr``, ``solver``, ``cg_steps``, …).
+        lam: λ, the strength of the prior at the start, on the mean nll as in iMAML, instead of β:
+            κ = λ·exp(ρ) whatever the number of examples.
+        block: ``"all"``, or ``"mean"`` for the loss's curvature in the means alone.
+    """
+
+    posterior: PosteriorName
+    lam: float
     block: Block
 
 
@@ -173,10 +201,11 @@ def ibaml(model: nn.Module, **options: Unpack[IbamlOptions]) -> MetaLearner:
     meta-gradient, in time and memory that do not grow with K.
 
     >>> import ibaml
-    >>> learner = ibaml.methods.ibaml(ibaml.nn.conv4(5))                   # its head
+    >>> learner = ibaml.methods.ibaml(ibaml.nn.conv4(5))               # its head, in closed form
+    >>> learner = ibaml.methods.ibaml(ibaml.nn.conv4(5), posterior="diagonal")   # the paper's
     >>> learner = ibaml.methods.ibaml(ibaml.nn.conv4(5), adapt="all", steps=10, lr=0.1)
     """
-    return _make("ibaml", model, options, IbamlOptions, DiagonalGaussian(), None)
+    return _make("ibaml", model, options, IbamlOptions, None, None)
 
 
 def _make(
@@ -206,9 +235,7 @@ def _make(
         given=_settings_given(options),
     )
     options["solver"] = _solver(options, values)
-    belief = options.pop("belief", belief)
-    if belief is None:
-        belief = Point(lam=options.pop("lam", values["lam"]))
+    belief = _belief(method, options, values) if belief is None or "belief" in options else belief
     implicit = _implicit(options, values) if gradient is None else None
     chosen = options.pop("gradient", None)
     options["gradient"] = chosen or implicit or gradient
@@ -217,6 +244,8 @@ def _make(
     for name in ("samples", "noise", "beta", "init_log_var"):
         if name in values:
             options.setdefault(name, values[name])
+    if values.get("posterior") == "full":
+        options.setdefault("objective", values["objective"])
     learner = MetaLearner(model, belief, **options)
     if data is not None:
         learner.inputs = Inputs.of(data)
@@ -225,14 +254,68 @@ def _make(
 
 def _settings_given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the recommended values of others depend on."""
-    settings: dict[str, Any] = {"inner_lr": options.get("lr")}
-    if isinstance(options.get("solver"), str):
-        settings["solver"] = options["solver"]
-    elif isinstance(options.get("gradient"), Unrolled):
-        settings["solver"] = "descent"  # a line search has no derivative
+    names = ("posterior", "lam", *NOT_OF_FULL)
+    settings: dict[str, Any] = {name: options.get(name) for name in names}
+    settings["inner_lr"] = options.get("lr")
+    if isinstance(belief := options.get("belief"), Belief):
+        settings["posterior"] = "full" if belief.in_dual else "diagonal"
+    elif options.get("posterior") is None and _needs_draws(options):
+        settings["posterior"] = "diagonal"
+    if not isinstance(options.get("solver"), str):
+        settings["solver"] = None
+        if isinstance(options.get("gradient"), Unrolled):
+            settings["solver"] = "descent"  # a line search has no derivative
     if isinstance(likelihood := options.get("likelihood"), Gaussian):
         settings["noise_std"] = math.exp(float(likelihood.log_noise.detach()))
     return settings
+
+
+def _needs_draws(options: Mapping[str, Any]) -> bool:
+    """Whether a part was given that a posterior in closed form does not go with."""
+    likelihood = options.get("likelihood")
+    in_closed_form = likelihood is None or isinstance(likelihood, Categorical | Gaussian)
+    way = options.get("execution", "auto")
+    parts = options.get("solver"), options.get("gradient")
+    given = any(part is not None and not isinstance(part, DualNewton | str) for part in parts)
+    given |= isinstance(options.get("objective"), Abml) or options.get("objective") == "abml"
+    return given or not in_closed_form or way not in ("auto", "head")
+
+
+def _belief(method: str, options: dict[str, Any], values: Mapping[str, Any]) -> Belief:
+    """The given belief, or a new one by name and strength."""
+    belief, posterior, lam = (options.pop(name, None) for name in ("belief", "posterior", "lam"))
+    if method == "imaml":
+        return Point(lam=values["lam"] if lam is None else lam)
+    for name, value in (("posterior", posterior), ("lam", lam)):
+        if belief is not None and value is not None:
+            raise ValueError(f"{name} and belief were both given: choose it in the belief alone")
+    if belief is not None:
+        check_part("belief", belief)
+        return belief
+    if posterior is not None:
+        check_word("posterior", posterior, POSTERIORS)
+    if lam is not None and "beta" in options:
+        raise ValueError("lam and beta both set the strength of the prior: give one of them")
+    kappa = None
+    if lam is not None:
+        check_number("lam", lam, above=0)
+        log_var = options.get("init_log_var", values["init_log_var"])
+        check_number("init_log_var", log_var)
+        kappa = lam * math.exp(log_var)
+    if values["posterior"] == "full":
+        _refuse_draws(options)
+        return FullGaussian(kappa=kappa)
+    return (DiagonalGaussian if values["posterior"] == "diagonal" else LowRankGaussian)(kappa=kappa)
+
+
+def _refuse_draws(options: Mapping[str, Any]) -> None:
+    """Refuse options of beliefs that are not in closed form."""
+    for name in ("samples", "noise", "cg_steps", "curvature", "damping", "block", "lr"):
+        if name in options:
+            raise ValueError(
+                f'{name} is not read by posterior="full", which is in closed form: leave it out, '
+                'or use posterior="diagonal"'
+            )
 
 
 def _refuse_unknown(method: str, given: Mapping[str, Any], known: set[str]) -> None:
@@ -261,8 +344,8 @@ def _solver(options: dict[str, Any], values: Mapping[str, Any]) -> Solver:
             )
         return solver
     name = values["solver"]
-    if name == "newton" and lr is not None:
-        raise ValueError("lr is not read by solver newton, which has a line search")
+    if name in ("newton", "dual") and lr is not None:
+        raise ValueError(f"lr is not read by solver {name}, which has a line search")
     steps = values["steps"] if steps is None else steps
     return make_solver(name, steps, values.get("inner_lr") if lr is None else lr)
 
@@ -284,6 +367,8 @@ def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRul
             )
         return None
     cg_steps = options.pop("cg_steps", None)
+    if values.get("posterior") == "full":
+        return Implicit()
     chosen = Curvature(
         options.pop("curvature", values["curvature"]),
         options.pop("damping", values["damping"]),

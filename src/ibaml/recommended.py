@@ -15,9 +15,9 @@ from ibaml.arguments import check_module, check_word
 from ibaml.energy import Categorical, Gaussian
 from ibaml.energy.likelihood import Temperature
 from ibaml.linalg import ConjugateGradient
-from ibaml.solve import Adam, GradientDescent, NaturalDescent, NewtonCG, Rate, Solver
+from ibaml.solve import Adam, DualNewton, GradientDescent, NaturalDescent, NewtonCG, Rate, Solver
 from ibaml.tasks import Dataset, EpisodeTasks, TaskSource
-from ibaml.words import GAUSSIAN, IMPLICIT, METHODS
+from ibaml.words import GAUSSIAN, IMPLICIT, METHODS, NOT_OF_FULL
 
 MANY_CLASSES = 300  # with so many, a temperature learned with the prior is right for new classes
 
@@ -43,17 +43,26 @@ def recommended(
     Args:
         head: whether only the last linear layer is adapted.
         regression: whether targets are numbers.
-        given: settings that others depend on: ``solver``, ``inner_lr`` (a given α selects descent),
-            ``noise_std``.
+        given: settings that others depend on: ``posterior``, ``solver``, ``inner_lr`` (a given α
+            selects descent), ``noise_std``, and all that only a posterior which is not full reads.
     """
-    given = {} if given is None else given
-    solver = given.get("solver")
-    if solver is None:
-        newton = method in IMPLICIT and head and given.get("inner_lr") is None
-        solver = "newton" if newton else "descent"
-    values: dict[str, Any] = {"solver": solver, "steps": 8 if solver == "newton" else 5}
+    given = {name: value for name, value in (given or {}).items() if value is not None}
+    values: dict[str, Any] = {}
+    if method == "ibaml":
+        described = given.get("solver") != "dual" and any(name in given for name in NOT_OF_FULL)
+        described |= given.get("objective") == "abml"
+        values["posterior"] = given.get(
+            "posterior", "full" if head and not described else "diagonal"
+        )
     if regression:
         values.update(noise_std=0.3, learn_noise=method != "reptile")
+    if values.get("posterior") == "full":
+        return {**values, **_FULL, "init_log_var": 0.0 if regression else 2.5}
+    solver = given.get("solver")
+    if solver is None:
+        newton = method in IMPLICIT and head and "inner_lr" not in given
+        solver = "newton" if newton else "descent"
+    values.update(solver=solver, steps=8 if solver == "newton" else 5)
     if solver != "newton":
         values["inner_lr"] = 0.01 if solver == "adam" else 0.1
         if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
@@ -71,11 +80,17 @@ def recommended(
             beta=0.002 if head else 0.01 if regression else 0.001,
             init_log_var=-5.0 if head else -6.0 if regression else -9.0,
         )
+    if "lam" in given:
+        values.pop("beta", None)
     if method == "imaml":
         values["lam"] = 0.05
     if method != "reptile":
         values["objective"] = "abml" if method == "abml" else "query"
     return values
+
+
+# a posterior in closed form, so that nothing has to be chosen to compute it
+_FULL = {"solver": "dual", "steps": 40, "beta": 1.0, "objective": "predictive"}
 
 
 def recommended_meta_lr(*, head: bool) -> float:
@@ -85,6 +100,8 @@ def recommended_meta_lr(*, head: bool) -> float:
 
 def make_solver(name: str, steps: int, lr: Rate | None, learn_lr: bool = False) -> Solver:
     """A solver by its name."""
+    if name == "dual":
+        return DualNewton(steps)
     if name == "newton":
         # rough directions suffice (H is Gauss–Newton's); a recorded meta-step takes every halving
         return NewtonCG(steps, linear_solver=ConjugateGradient(10, tol=0.3), halvings=10)

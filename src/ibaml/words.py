@@ -18,7 +18,8 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("samples", "noise", "beta", "learn_beta", "init_log_var", "belief"), GAUSSIAN),
     **dict.fromkeys(("cg_steps", "curvature", "damping"), IMPLICIT),
     "block": ("ibaml",),
-    "lam": ("imaml",),
+    "lam": ("imaml", "ibaml"),
+    "posterior": ("ibaml",),
     "objective": ("ibaml", "abml", "imaml", "maml", "fomaml"),
 }
 
@@ -43,12 +44,16 @@ BACKBONES: Mapping[str, Backbone] = {
     "discriminant": Backbone(images=False, reads={}),
 }
 
-SolverName = Literal["newton", "descent", "natural", "adam"]
-SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam")
+SolverName = Literal["newton", "descent", "natural", "adam", "dual"]
+SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam", "dual")
 ObjectiveName = Literal["query", "predictive", "abml"]
 OBJECTIVES: tuple[ObjectiveName, ...] = ("query", "predictive", "abml")
 PosteriorName = Literal["diagonal", "low_rank", "full"]
 POSTERIORS: tuple[PosteriorName, ...] = ("diagonal", "low_rank", "full")
+# how a posterior is computed that is not full; one of them, given, selects the diagonal one
+NOT_OF_FULL = (
+    "samples", "noise", "cg_steps", "curvature", "damping", "block", "solver", "steps", "inner_lr",
+)  # fmt: skip
 Inference = Literal["laplace", "variational"]
 INFERENCES: tuple[Inference, ...] = ("laplace", "variational")
 CurvatureKind = Literal["energy", "ggn", "lemma"]

@@ -72,7 +72,7 @@ class SoftmaxInverse:
 
 @dataclass(frozen=True)
 class DenseInverse:
-    """P for any symmetric, positive semidefinite Λ_n (T, N, C, C), as one matrix (T, N, C, N, C)."""
+    """P for any symmetric, positive semidefinite Λ_n (T, N, C, C), as one (T, N, C, N, C)."""
 
     matrix: Tensor
     curvature: Tensor

@@ -40,7 +40,8 @@ def gaussian_points(
             f"count must be even and at least 2·dimension = {2 * dimension} (pairs ±ε that span "
             f"all dimensions), got {count}"
         )
-    return _gaussian_points(count, dimension, dtype, torch.device(device))
+    with torch.inference_mode(False):
+        return _gaussian_points(count, dimension, dtype, torch.device(device)).clone()
 
 
 @lru_cache(maxsize=64)

@@ -24,7 +24,6 @@ from ibaml.energy import (
     Stream,
     TaskEnergy,
     as_likelihood,
-    detached,
     draw_noise,
 )
 from ibaml.execution import (
@@ -39,6 +38,7 @@ from ibaml.execution import (
 )
 from ibaml.gradient import GradientRule, Record
 from ibaml.heads.points import gaussian_points
+from ibaml.learner.adapted import adapted
 from ibaml.learner.choices import FIXED, default_objective, fixed, replaced
 from ibaml.learner.finite import FiniteStep, may_look
 from ibaml.learner.kinds import Kinds
@@ -49,7 +49,7 @@ from ibaml.metastep import MetaStep, Reads
 from ibaml.objectives import Objective, as_objective
 from ibaml.posterior import Posterior, Posteriors
 from ibaml.seeding import draw_seed
-from ibaml.solve import DualNewton, Solver, before_examples
+from ibaml.solve import DualNewton, Solver
 from ibaml.tasks import Inputs, TaskBatch
 from ibaml.weights import Belief, Layout, Selection, assign_roles
 from ibaml.words import ObjectiveName
@@ -240,7 +240,7 @@ class MetaLearner(LearnerState):
         """The mean meta-loss, computed without reading any value on the host (so that it can be
         recorded). ``seed`` may be the tasks' roots."""
         support, query = self.problem(batch, seed)
-        reads, support, query, rate = Reads.through(support, query, self._rate(support.layout))
+        reads, support, query, rate = Reads.through(support, query, self.step_size(support.layout))
         record = Record()
         if isinstance(self.solver, DualNewton):  # differentiable by itself
             answer, record.solution = self.solver.posterior(support, examine=self.diagnose)
@@ -262,7 +262,7 @@ class MetaLearner(LearnerState):
         layout = self.layout.for_classes(batch.classes or 0)
         x, y = batch.support_x, batch.support_y
         run = self._kinds.runner(self, x, y, batch.classes, layout)
-        support = self._support(x, y, seed, batch.task_keys, layout, run=run)
+        support = self.support(x, y, seed, batch.task_keys, layout, run=run)
         noise, points = support.noise, support.points
         if self.objective.noise == "fresh":
             samples = self.objective.samples or self.samples
@@ -274,7 +274,7 @@ class MetaLearner(LearnerState):
             support, x=batch.query_x, y=batch.query_y, noise=noise, points=points, predicts=True
         )
 
-    def _support(
+    def support(
         self,
         x: Tensor,
         y: Tensor,
@@ -363,7 +363,7 @@ class MetaLearner(LearnerState):
         )
         seed = 0 if generator is None else draw_seed(generator)
         count = len(task.classes) if task.classes else None
-        posteriors = self._adapt(task.x[None], task.y[None], seed, (0,), count, norm_stats)
+        posteriors = adapted(self, task.x[None], task.y[None], seed, (0,), count, norm_stats)
         if posteriors.solution is not None and bool(posteriors.solution.diverged.any()):
             warnings.warn(
                 "adapt: the solver diverged, so the posterior is the prior; lower lr, or raise "
@@ -379,55 +379,9 @@ class MetaLearner(LearnerState):
         """The posteriors of all tasks of the batch, solved together. Task t's noise depends on
         ``seed`` and ``batch.keys[t]`` alone. The posterior of a task that diverged is the prior;
         ``solution.diverged`` marks such tasks."""
-        return self._adapt(
-            batch.support_x, batch.support_y, seed, batch.task_keys, batch.classes, norm_stats
+        return adapted(
+            self, batch.support_x, batch.support_y, seed, batch.task_keys, batch.classes, norm_stats
         )
-
-    def _adapt(
-        self,
-        x: Tensor,
-        y: Tensor,
-        seed: int,
-        keys: tuple[int, ...],
-        classes: int | None,
-        norm_stats: NormStats | None,
-    ) -> Posteriors:
-        with torch.inference_mode(False), torch.no_grad():
-            self.model.eval()
-            plan = self.norm_plan(norm_stats)
-            watched = self.watched()
-            x, y = x.clone(), y.clone()
-            classes_seen = None if y.is_floating_point() or y.shape[1] == 0 else int(y.max()) + 1
-            if self.layout.rows and classes is None:
-                if classes_seen is None:
-                    raise ValueError(
-                        "a tied head needs to know the number of classes: give labels, or classes="
-                    )
-                classes = classes_seen
-            layout = self.layout.for_classes(classes or 0)
-            solution = None
-            if x.shape[1]:
-                run = self._kinds.runner(self, x, y, classes_seen, layout, plan)
-                energy = self._support(x, y, seed, keys, layout, plan, run=run)
-                if isinstance(self.solver, DualNewton):
-                    answer, solution = self.solver.posterior(energy, examine=self.diagnose)
-                    energy = replace(energy, answer=answer)
-                else:
-                    start = self.belief.start(energy.meta.prior, len(x))
-                    solution = self.solver.solve(
-                        detached(energy), start, rate=self._rate(layout), examine=self.diagnose
-                    )
-                v = solution.value
-            else:  # no examples: nothing to solve, and no support statistics
-                plan = {n: "running" if k == "support" else k for n, k in plan.items()}
-                x, y = (t.new_zeros((len(t), 1, *t.shape[2:])) for t in (x, y))
-                run = self._run.plain()  # without examples a faster strategy cannot be tried
-                energy = self._support(x, y, seed, keys, layout, plan, run=run)
-                if self.belief.in_dual:
-                    energy = replace(energy, answer=before_examples(energy, len(x)))
-                v = self.belief.start(energy.meta.prior, len(x))
-            v = v.detach().clone()
-            return Posteriors(energy, v, plan, seed, keys, self.noise, watched, solution, self)
 
     def save(self, path: str | Path) -> Path:
         """Write the complete learner to a file for `ibaml.load`; nothing in it executes."""
@@ -462,7 +416,7 @@ class MetaLearner(LearnerState):
             dtype=like.dtype,
         )
 
-    def _rate(self, layout: Layout) -> Tensor | None:
+    def step_size(self, layout: Layout) -> Tensor | None:
         """The learned step sizes, if the solver reads them."""
         return self.rate(layout) if getattr(self.solver, "learn_lr", False) else None
 

@@ -33,6 +33,13 @@ def replayed(
         return None
     if learner.capture is None and stops_early(learner.solver) and run.head is None:
         return None
+    if learner.belief.in_dual:
+        if learner.capture:
+            raise ValueError(
+                'capture=True is not for posterior="full", which is solved by factorizations: '
+                "leave capture out"
+            )
+        return None
     if not can_record(batch.support_x.device):
         if learner.capture:
             raise ValueError("capture=True needs a CUDA device: move model and tasks to it")

@@ -20,6 +20,7 @@ from ibaml.heads.regression import regression
 from ibaml.heads.variational import variational
 from ibaml.linalg import Reason
 from ibaml.solve.base import Solution, energy_and_gradient
+from ibaml.weights import FullGaussian
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class DualNewton:
         beta = energy.kappa * features.shape[1]
         classes = energy.rows(energy.meta.prior[0]).shape[0]
         if energy.likelihood.takes_labels(energy.y):
+            assert isinstance(energy.belief, FullGaussian)
             infer = variational if energy.belief.inference == "variational" else laplace
             given = {} if infer is variational else {"steps": self.steps}
             found = infer(prior, features, energy.y, classes, beta, tol=self.tol, **given)

@@ -146,7 +146,7 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
     for name in ("samples", "noise", "beta", "init_log_var"):
         if getattr(settings, name) is not None:
             options[name] = getattr(settings, name)
-    for name in ("cg_steps", "curvature", "damping", "block", "lam"):
+    for name in ("posterior", "cg_steps", "curvature", "damping", "block", "lam"):
         if getattr(settings, name) is not None:
             options[name] = getattr(settings, name)
     if settings.regression:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ibaml.fields import SettingsError, chosen, near, refuse_unread
 from ibaml.kinds import IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
 from ibaml.training.settings import Settings
-from ibaml.words import BACKBONES, GAUSSIAN, IMPLICIT, UNROLLED
+from ibaml.words import BACKBONES, GAUSSIAN, IMPLICIT, NOT_OF_FULL, UNROLLED
 
 if TYPE_CHECKING:
     from ibaml.energy.likelihood import Temperature
@@ -65,6 +65,9 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError("inner_lr is not read by solver newton, which uses a line search")
     if solver == "newton" and method not in IMPLICIT and method not in ("fomaml", "reptile"):
         raise SettingsError(f"solver newton cannot be unrolled, as {method} does: use descent")
+    _refuse_beside_full(given, method)
+    if "lam" in given and "beta" in given:
+        raise SettingsError("lam and beta both set the strength of the prior: give one of them")
     if solver == "natural" and method not in GAUSSIAN:
         raise SettingsError(f"solver natural moves log-variances, and {method} has none")
     if given.get("model") is not None:
@@ -84,6 +87,22 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
     warmup, iterations = given.get("warmup", 0), given.get("iterations", 2000)
     if warmup > iterations:
         raise SettingsError(f"warmup ({warmup}) is longer than iterations ({iterations})")
+
+
+def _refuse_beside_full(given: Mapping[str, Any], method: str) -> None:
+    """Refuse what a posterior in closed form does not read, and its solver for other posteriors."""
+    posterior, solver = given.get("posterior"), given.get("solver")
+    if solver == "dual" and (method != "ibaml" or posterior not in (None, "full")):
+        raise SettingsError("solver dual is for posterior full, of method ibaml: leave it out")
+    if solver == "dual" or posterior == "full":
+        if given.get("adapt", "head") == "all":
+            raise SettingsError("posterior full is for a linear head: use adapt head")
+        for name in NOT_OF_FULL:
+            if name in given and name != "steps" and given[name] != "dual":
+                raise SettingsError(
+                    f"{name} is not read by posterior full, which is in closed form: leave it out, "
+                    "or use posterior diagonal"
+                )
 
 
 def refuse_unread_by_network(given: Mapping[str, Any], model: str) -> None:

@@ -21,6 +21,7 @@ from ibaml.words import (
     IMPLICIT,
     METHODS,
     OBJECTIVES,
+    POSTERIORS,
     PRECISIONS,
     READ_BY,
     SOLVERS,
@@ -118,14 +119,21 @@ class Settings:
     tie_head: bool = setting(
         False, "Share one prior row among all classes, for any number of classes.", _METHOD
     )
+    posterior: str | None = setting(
+        None, "What is believed about the adapted weights: full (any covariance, of a linear head, "
+        "in closed form), diagonal (the paper's) or low_rank.", _METHOD, choices=POSTERIORS,
+        only=READ_BY["posterior"],
+        shown="full for a head, unless an option of the others is given; else diagonal",
+    )  # fmt: skip
     solver: str | None = setting(
-        None, "newton (converges in a few steps), descent (takes exactly K), natural or adam.",
-        _METHOD, choices=SOLVERS,
-        shown="newton for an implicit head, else descent",
+        None, "newton (converges in a few steps), descent (takes exactly K), natural, adam, or "
+        "dual (of posterior full).", _METHOD, choices=SOLVERS,
+        shown="newton for an implicit head, else descent; posterior full: dual",
     )  # fmt: skip
     steps: int | None = setting(
-        None, "K, steps of adaptation.", _METHOD, least=0, shown="newton 8, else 5"
-    )
+        None, "K, steps of adaptation; of solver dual at most so many.", _METHOD, least=0,
+        shown="newton 8, dual 40, else 5",
+    )  # fmt: skip
     inner_lr: float | None = setting(
         None, "α, the step size of adaptation (newton has none).", _METHOD, above=0,
         shown="0.1, in regression 0.1·σ²; adam 0.01",
@@ -162,20 +170,22 @@ class Settings:
     )  # fmt: skip
     beta: float | None = setting(
         None, "β of the KL's weight β/N: 1 is Bayes, less tempers the posterior.", _METHOD, above=0,
-        only=GAUSSIAN, shown="0.002 for a head, else 0.001 (regression 0.01)",
+        only=GAUSSIAN, shown="posterior full 1; 0.002 for a head, else 0.001 (regression 0.01)",
     )  # fmt: skip
     init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
-        only=GAUSSIAN, shown="-5 for a head, else -9 (regression -6)",
+        only=GAUSSIAN,
+        shown="posterior full 2.5 (regression 0); -5 for a head, else -9 (regression -6)",
     )  # fmt: skip
     lam: float | None = setting(
-        None, "λ, weight of iMAML's proximal term, for the mean nll.", _METHOD, above=0,
-        only=("imaml",), shown="0.05",
+        None, "λ, strength of the prior, for the mean nll: of iMAML's proximal term; for ibaml "
+        "instead of β, so that κ = λ·exp(ρ).", _METHOD, above=0, only=READ_BY["lam"],
+        shown="imaml 0.05",
     )  # fmt: skip
     objective: str | None = setting(
         None, "The meta-loss: query (nll), predictive (nll of the averaged prediction) or abml.",
         _METHOD, choices=OBJECTIVES,
-        only=READ_BY["objective"], shown="query; abml: abml",
+        only=READ_BY["objective"], shown="query; posterior full predictive; abml: abml",
     )  # fmt: skip
     temperature: str | None = setting(
         None, "t of predictions softmax(t·z), not of adaptation: learned with the prior, fitted "

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ibaml.arguments import check_number
 from ibaml.weights.precision import AutogradPrecision, Precision, Preconditioner
 
 Prior = tuple[Tensor, ...]
@@ -30,11 +31,13 @@ class Belief(ABC):
             of a linear head's outputs.
         in_dual: whether the belief is about a linear head alone, and its covariance follows from
             the examples, so that `ibaml.heads` solves and differentiates it.
+        kappa: κ, the factor of the penalty, if it is to be this number; None is β/N.
     """
 
     is_diagonal_gaussian = False
     has_output_moments = False
     in_dual = False
+    kappa: float | None = None
 
     # --- what every belief writes ----------------------------------------------------------------
 
@@ -81,7 +84,7 @@ class Belief(ABC):
 
     def weight(self, beta: float | Tensor, examples: int) -> float | Tensor:
         """κ, the factor of the penalty in the energy."""
-        return beta / examples
+        return beta / examples if self.kappa is None else self.kappa
 
     def start(self, prior: Prior, tasks: int) -> Tensor:
         """The prior itself as the solution of every task, (T, dim)."""
@@ -138,3 +141,8 @@ class Belief(ABC):
     def dim(self, n: int) -> int:
         """The entries of v for n weights."""
         return sum(self.blocks(n).values())
+
+
+def check_kappa(kappa: float | None) -> None:
+    if kappa is not None:
+        check_number("kappa", kappa, above=0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ibaml.arguments import check_word
-from ibaml.weights.belief import Belief, Prior, Start
+from ibaml.weights.belief import Belief, Prior, Start, check_kappa
 from ibaml.weights.precision import DiagonalPrecision
 from ibaml.words import INFERENCES, Inference
 
@@ -28,17 +28,20 @@ class FullGaussian(Belief):
         inference: how a classifier's posterior becomes Gaussian: ``"laplace"``, around the most
             probable weights, or ``"variational"``, the Gaussian of least energy (slower). In
             regression with Gaussian noise both are exact.
+        kappa: κ, the weight of the KL; None is β / N.
 
     >>> FullGaussian().blocks(10)
     {'mean': 10}
     """
 
     inference: Inference = "laplace"
+    kappa: float | None = None
 
     in_dual = True
 
     def __post_init__(self) -> None:
         check_word("inference", self.inference, INFERENCES)
+        check_kappa(self.kappa)
 
     def blocks(self, n: int) -> dict[str, int]:
         return {"mean": n}

@@ -9,19 +9,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ibaml.weights.belief import Belief, Prior, Start
+from ibaml.weights.belief import Belief, Prior, Start, check_kappa
 from ibaml.weights.precision import DiagonalPrecision
 
 
 @dataclass(frozen=True)
 class DiagonalGaussian(Belief):
-    """q(w; v) = N(m_t, diag exp ρ_t) with the prior N(m, diag exp ρ); κ = β / N.
+    """q(w; v) = N(m_t, diag exp ρ_t) with the prior N(m, diag exp ρ).
 
     KL(v ‖ θ) = ½ Σ [exp(ρ_t − ρ) + (m_t − m)² exp(−ρ) − 1 + ρ − ρ_t]
+
+    Args:
+        kappa: κ, the weight of the KL; None is β / N.
     """
+
+    kappa: float | None = None
 
     is_diagonal_gaussian = True
     has_output_moments = True
+
+    def __post_init__(self) -> None:
+        check_kappa(self.kappa)
 
     def blocks(self, n: int) -> dict[str, int]:
         return {"mean": n, "log_var": n}

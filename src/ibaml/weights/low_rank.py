@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ibaml.weights.belief import Belief, Prior, Start
+from ibaml.weights.belief import Belief, Prior, Start, check_kappa
 from ibaml.weights.precision import Preconditioner
 
 _OFF_ZERO = 0.1  # of a standard deviation
@@ -28,12 +28,14 @@ class LowRankGaussian(Belief):
     """
 
     rank: int = 1
+    kappa: float | None = None
 
     has_output_moments = True
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
             raise ValueError(f"rank must be a whole number, 1 or more; got {self.rank!r}")
+        check_kappa(self.kappa)
 
     @property
     def _columns(self) -> list[str]:
