@@ -6,9 +6,10 @@ z = u/‖u‖; a class's weights are a priori N(0, D) with D low rank plus diago
     D = exp(a)·I + exp(b)·B,        B the covariance of the base classes' whitened means.
 
 In the axes of B, D is a diagonal, and as a scale of the features it is the identity. Five scalars
-are left: s, a, b, and two of the answer, log β and log t. The logits' covariance is β times that of
-Laplace's posterior (D' = βD with `beta` in `ibaml.heads.dual.laplace`; β → 0 is the point), and the
-answer is E softmax(t·z).
+are left: s, a, b, and two of the answer, log β and log t. Examples of a class are alike, so all of
+them together count as one (the energy is Σ_n nll + k·KL with k examples a class); else one t would
+not do for all k. The logits' covariance is β times that of Laplace's posterior (the prior is
+N(0, βD) and the KL has the weight βk; β → 0 is the point), and the answer is E softmax(t·z).
 
 Whitening fits the classes it was computed from, so the scalars minimize the predictive nll of
 episodes from classes that the map has not seen: classes are dealt into folds, each with the map of
@@ -32,7 +33,7 @@ from ibaml.heads.prior import HeadPrior
 
 _SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.85, 0.97, 1.0)
 _FOLDS, _EPISODES, _QUERIES = 4, 4, 3  # folds; episodes of each size in each fold; queries a class
-_SIZES = ((5, 1), (5, 5), (10, 1), (10, 2), (10, 5), (20, 1))  # ways and shots of episodes
+_SIZES = ((5, 1), (5, 10), (10, 1), (10, 2), (10, 5), (20, 1))  # ways and shots of episodes
 _POINTS = 256
 _HOLD = 1e-3  # pulls the scalars to their defaults, where episodes do not say
 
@@ -216,7 +217,9 @@ class Episodes:
         prior = HeadPrior(torch.zeros_like(log_var), log_var)
         labels = self.labels.expand(len(features), -1)
         shown, asked = features[:, : self.support], features[:, self.support :]
-        posterior = laplace(prior, shown, labels[:, : self.support], self.ways, tol=1e-6)
+        posterior = laplace(
+            prior, shown, labels[:, : self.support], self.ways, self.support / self.ways, tol=1e-6
+        )
         mean, covariance = posterior.moments(asked)
         answers = log_predictive(
             mean, log_beta.exp() * covariance, log_temperature.exp(), max(_POINTS, 2 * self.ways)
@@ -356,7 +359,7 @@ def minimize(episodes: Sequence[Episodes], start: Tensor, steps: int) -> tuple[f
         nonlocal best
         optimizer.zero_grad()
         value = episodes_nll(episodes, free) + _HOLD * (free - usual).square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         if float(value.detach()) < best[0]:
             best = float(value.detach()), free.detach().clone()
         return value

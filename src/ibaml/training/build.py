@@ -23,6 +23,7 @@ from ibaml.tasks.catalog import open_data
 from ibaml.tasks.sources.decode import Progress
 from ibaml.training.rules import data_kind, refuse_unread_by_network, temperature_of
 from ibaml.training.settings import Settings
+from ibaml.weights import FullGaussian
 from ibaml.words import BACKBONES
 
 
@@ -149,6 +150,9 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
     for name in ("posterior", "cg_steps", "curvature", "damping", "block", "lam"):
         if getattr(settings, name) is not None:
             options[name] = getattr(settings, name)
+    if settings.model == "discriminant" and options.get("posterior") == "full":
+        del options["posterior"]  # its features bring the examples of a class together
+        options["belief"] = FullGaussian(per_class=True)
     if settings.regression:
         assert settings.noise_std is not None
         options["likelihood"] = Gaussian(settings.noise_std, learn=bool(settings.learn_noise))
