@@ -32,9 +32,9 @@ from ibaml.heads.points import log_predictive
 from ibaml.heads.prior import HeadPrior
 
 _SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.85, 0.97, 1.0)
-_FOLDS, _EPISODES, _QUERIES = 4, 4, 3  # folds; episodes of each size in each fold; queries a class
+_FOLDS, _EPISODES, _QUERIES = 4, 3, 3  # folds; episodes of each size in each fold; queries a class
 _SIZES = ((5, 1), (5, 10), (10, 1), (10, 2), (10, 5), (20, 1))  # ways and shots of episodes
-_POINTS = 256
+_POINTS = 128
 _HOLD = 1e-3  # pulls the scalars to their defaults, where episodes do not say
 
 
@@ -115,8 +115,10 @@ def _reduced(x: Tensor, widest: int) -> tuple[Tensor, Tensor, Tensor]:
     x = x.double()
     origin = x.mean(0)
     x = x - origin
-    size = x.abs().amax().clamp_min(torch.finfo(x.dtype).tiny)  # so that squares stay in range
-    size = size * (x / size).square().mean().sqrt().clamp_min(1e-8)
+    largest = x.abs().amax()  # so that squares stay in range
+    size = (
+        largest * (x / largest).square().mean().sqrt() if largest > 0 else torch.ones_like(largest)
+    )
     inputs = x.shape[1]
     if inputs <= widest:
         basis = torch.eye(inputs, dtype=x.dtype, device=x.device)
@@ -337,7 +339,7 @@ def _cross_fitted(
         tried.add(here)
         shrinkage = _SHRINKAGES[here]
         episodes = _episodes(folds, shrinkage)
-        loss, free = minimize(episodes, best[1].free(), steps=12 if len(tried) == 1 else 5)
+        loss, free = minimize(episodes, best[1].free(), steps=10 if len(tried) == 1 else 5)
         if loss < best[0]:
             best = loss, Scalars(shrinkage, *free.tolist())
             waiting = [
