@@ -85,11 +85,13 @@ def fit(
     x: Tensor,
     y: Tensor,
     widest: int = 2048,
+    seed: int = 0,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> FromBase:
     """The head's map, prior and answer from base classes: vectors x (n, F) and integer labels y.
 
-    Deterministic. Of more than ``widest`` features, the widest directions are kept.
+    Deterministic: ``seed`` deals the classes into folds and draws the episodes. Of more than
+    ``widest`` features, the widest directions are kept.
 
     >>> x, y = torch.randn(60, 8), torch.arange(60) % 12
     >>> fit(x, y).map.shape
@@ -102,7 +104,7 @@ def fit(
         )
     with torch.inference_mode(False), torch.enable_grad():
         reduced, origin, basis = _reduced(x.detach(), widest)
-        nll, scalars = _cross_fitted(reduced, y, on_step)
+        nll, scalars = _cross_fitted(reduced, y, seed, on_step)
         shape = Whitening.of(_Moments.of(reduced, y))
         axes, between = shape.axes(scalars.shrinkage)
     scale = (exp(scalars.diagonal) + exp(scalars.between) * between).sqrt()
@@ -249,13 +251,13 @@ class _Fold:
     episodes: dict[tuple[int, int, int], Tensor]
 
 
-def _draw(x: Tensor, y: Tensor) -> list[_Fold]:
+def _draw(x: Tensor, y: Tensor, seed: int) -> list[_Fold]:
     """Folds with their episodes, as far as there are enough classes and examples."""
     classes = y.unique()
     count = min(_FOLDS, len(classes) // 2)
     everything, folds = _Moments.of(x, y), []
-    for number, (kept, left_out) in enumerate(class_folds(y, count) if count > 1 else []):
-        generator = torch.Generator().manual_seed(number)
+    for number, (kept, left_out) in enumerate(class_folds(y, count, seed) if count > 1 else []):
+        generator = torch.Generator().manual_seed(count * seed + number)
         here = torch.isin(y, left_out)
         rest = everything.without(_Moments.of(x[here], y[here]), torch.isin(classes, kept))
         members = [(y == c).nonzero()[:, 0] for c in left_out.tolist()]
@@ -323,10 +325,10 @@ def _together(size: tuple[int, int, int], parts: Sequence[tuple[Tensor, Tensor]]
 
 
 def _cross_fitted(
-    x: Tensor, y: Tensor, on_step: Callable[[int, int], None]
+    x: Tensor, y: Tensor, seed: int, on_step: Callable[[int, int], None]
 ) -> tuple[float | None, Scalars]:
     """The scalars of least nll on classes that the map has not seen, and that nll."""
-    folds = _draw(x, y)
+    folds = _draw(x, y, seed)
     if not folds:
         return None, Scalars()
     best = float("inf"), Scalars()

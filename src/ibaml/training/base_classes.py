@@ -31,6 +31,7 @@ def start_from_base(
     found = fit(
         prepare(data.examples[rows]).flatten(1),
         torch.from_numpy(np.asarray(data.labels[rows])).long(),
+        seed=settings.seed,
         on_step=progress or (lambda done, total: None),
     )
     network.take(found.center, found.map, found.scale)
