@@ -162,7 +162,9 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
             values[name] = usual
     if not regression:
         values["ways"] = 5
-    model = given.get("model", "discriminant" if kind is FEATURES else None)
+    model = given.get("model")
+    if kind is FEATURES and model is None and given.get("hidden") is None:
+        model = "discriminant"
     if model == "discriminant" and values.get("posterior") == "full" and "lam" not in given:
         # the base classes give the map, the prior and the answer: nothing is left to train
         values.update(model=model, tie_head=True, iterations=0, beta=None, init_log_var=None)
