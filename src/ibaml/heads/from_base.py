@@ -32,7 +32,8 @@ from ibaml.heads.points import log_predictive
 from ibaml.heads.prior import HeadPrior
 
 _SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.85, 0.97, 1.0)
-_FOLDS, _EPISODES, _QUERIES = 4, 3, 3  # folds; episodes of each size in each fold; queries a class
+_FOLDS, _LEFT_OUT = 4, 6  # folds, and as many classes in each if there are enough for two folds
+_EPISODES, _MORE, _QUERIES = 3, 9, 3  # of each size in each fold, in the search and after it
 _SIZES = ((5, 1), (5, 10), (10, 1), (10, 2), (10, 5), (20, 1))  # ways and shots of episodes
 _POINTS = 128
 _HOLD = 1e-3  # pulls the scalars to their defaults, where episodes do not say
@@ -254,7 +255,7 @@ class _Fold:
 def _draw(x: Tensor, y: Tensor, seed: int) -> list[_Fold]:
     """Folds with their episodes, as far as there are enough classes and examples."""
     classes = y.unique()
-    count = min(_FOLDS, len(classes) // 2)
+    count = min(_FOLDS, len(classes) // 2, max(2, len(classes) // _LEFT_OUT))
     everything, folds = _Moments.of(x, y), []
     for number, (kept, left_out) in enumerate(class_folds(y, count, seed) if count > 1 else []):
         generator = torch.Generator().manual_seed(count * seed + number)
@@ -284,7 +285,7 @@ def _rows(
     """Rows of episodes, (T, ways·(shots + queries)), all support examples first."""
     enough = [m for m in members if len(m) >= shots + queries]
     episodes = []
-    for _ in range(_EPISODES):
+    for _ in range(_MORE):
         some = torch.randperm(len(enough), generator=generator)[:ways].tolist()
         picked = [
             enough[c][torch.randperm(len(enough[c]), generator=generator)[: shots + queries]]
@@ -295,14 +296,16 @@ def _rows(
     return torch.stack(episodes)
 
 
-def _episodes(folds: Sequence[_Fold], shrinkage: float) -> list[Episodes]:
-    """The episodes with every fold's map at one shrinkage, those of equal size together."""
+def _episodes(folds: Sequence[_Fold], shrinkage: float, count: int) -> list[Episodes]:
+    """Episodes with every fold's map at one shrinkage, ``count`` of each size of each fold, those
+    of equal size together."""
     parts: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}
     for fold in folds:
         weights = fold.map.weights(shrinkage)
         z = torch.nn.functional.normalize(fold.examples * weights, dim=-1)
         common = z @ (sqrt(len(weights)) * fold.map.means * weights).mT
-        for size, where in fold.episodes.items():
+        for size, drawn in fold.episodes.items():
+            where = drawn[:count]
             # coordinates in the examples' own span: the same products, in fewer numbers
             own = torch.linalg.qr(z[where].mT, mode="r").R.mT
             parts.setdefault(size, []).append((own, common[where]))
@@ -340,7 +343,7 @@ def _cross_fitted(
         on_step(len(tried), len(_SHRINKAGES))
         tried.add(here)
         shrinkage = _SHRINKAGES[here]
-        episodes = _episodes(folds, shrinkage)
+        episodes = _episodes(folds, shrinkage, _EPISODES)
         loss, free = minimize(episodes, best[1].free(), steps=10 if len(tried) == 1 else 5)
         if loss < best[0]:
             best = loss, Scalars(shrinkage, *free.tolist())
@@ -348,8 +351,10 @@ def _cross_fitted(
                 i for i in (*waiting, here - 1, here + 1)
                 if i in range(len(_SHRINKAGES)) and i not in tried
             ]  # fmt: skip
+    # t and β are held to a few percent only by more episodes than the shrinkage needs
+    nll, free = minimize(_episodes(folds, best[1].shrinkage, _MORE), best[1].free(), steps=5)
     on_step(len(_SHRINKAGES), len(_SHRINKAGES))
-    return best
+    return nll, Scalars(best[1].shrinkage, *free.tolist())
 
 
 def minimize(episodes: Sequence[Episodes], start: Tensor, steps: int) -> tuple[float, Tensor]:
