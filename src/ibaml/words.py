@@ -41,6 +41,7 @@ BACKBONES: Mapping[str, Backbone] = {
     "conv4": Backbone(images=True, reads={"channels": 32, "norm": "batch"}),
     "resnet12": Backbone(images=True, reads={"channels": 64, "norm": "batch"}),
     "mlp": Backbone(images=False, reads={"hidden": "40,40"}),
+    "discriminant": Backbone(images=False, reads={}),
 }
 
 SolverName = Literal["newton", "descent", "natural", "adam", "dual", "head"]

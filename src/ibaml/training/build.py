@@ -28,6 +28,7 @@ from ibaml.training.rules import (
     temperature_of,
 )
 from ibaml.training.settings import Settings
+from ibaml.weights import FullGaussian
 from ibaml.words import BACKBONES
 
 
@@ -146,7 +147,7 @@ def choose_train_ways(settings: Settings, tasks: TaskSource) -> tuple[Settings, 
     tasks differ."""
     if settings.train_ways is not None or not isinstance(tasks, EpisodeTasks):
         return settings, tasks
-    if settings.posterior != "full" or not settings.tie_head:
+    if settings.posterior != "full" or not settings.tie_head or not settings.iterations:
         return settings, tasks
     ways = min(MANY_WAYS, tasks.episodes("train").classes // 2)
     if ways <= tasks.ways:
@@ -173,6 +174,9 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
             options[name] = getattr(settings, name)
     if settings.stopping is not None:
         options["stopping"] = stopping_of(settings.stopping)
+    if settings.model == "discriminant" and options.get("posterior") == "full":
+        del options["posterior"]  # its features bring the examples of a class together
+        options["belief"] = FullGaussian(per_class=True)
     if settings.regression:
         assert settings.noise_std is not None
         options["likelihood"] = Gaussian(settings.noise_std, learn=bool(settings.learn_noise))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ibaml.fields import SettingsError, chosen, near, refuse_unread
-from ibaml.kinds import IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
+from ibaml.kinds import FEATURES, IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
 from ibaml.training.settings import Settings
 from ibaml.words import (
     BACKBONES,
@@ -90,6 +90,10 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError("lam and beta both set the strength of the prior: give one of them")
     if solver == "natural" and method not in GAUSSIAN:
         raise SettingsError(f"solver natural moves log-variances, and {method} has none")
+    if given.get("model") == "discriminant" and regression:
+        raise SettingsError(
+            f"model discriminant is for classes, and {_what(given)} is regression: use mlp"
+        )
     if given.get("model") is not None:
         refuse_unread_by_network(given, given["model"])
     if "momentum" in given and given.get("optimizer", "adam") not in ("sgd", "rmsprop"):
@@ -195,6 +199,12 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
         values["tasks"] = 16
     else:
         values["ways"] = 5
+    model = given.get("model")
+    if kind is FEATURES and model is None and given.get("hidden") is None:
+        model = "discriminant"
+    if model == "discriminant" and values.get("posterior") == "full" and "lam" not in given:
+        # the base classes give the map, the prior and the answer: nothing is left to train
+        values.update(model=model, tie_head=True, iterations=0, beta=None, init_log_var=None)
     if method in UNROLLED:
         values["learn_inner_lr"] = False
     if method == "reptile":

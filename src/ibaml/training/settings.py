@@ -89,10 +89,10 @@ class Settings:
     # --- network
     model: str | None = setting(
         None,
-        "Network: conv4, resnet12 or mlp.",
+        "Network: conv4, resnet12, mlp, or discriminant (vectors, from the base classes).",
         _NET,
         choices=tuple(BACKBONES),
-        shown="conv4 for images, else mlp",
+        shown="conv4 for images, discriminant for an .npz of features, else mlp",
     )
     channels: int | None = setting(
         None,
@@ -219,7 +219,9 @@ class Settings:
     )
 
     # --- meta-training
-    iterations: int = setting(2000, "Number of meta-iterations.", _OUTER, least=0)
+    iterations: int = setting(
+        2000, "Number of meta-iterations.", _OUTER, least=0, shown="2000; model discriminant 0"
+    )
     tasks: int = setting(
         8, "Tasks per meta-iteration, over all processes.", _OUTER, least=1,
         shown="8; regression 16",

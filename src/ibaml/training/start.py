@@ -15,6 +15,7 @@ from ibaml.learner import MetaLearner
 from ibaml.machine import pick_device, threads
 from ibaml.tasks import Inputs, TaskSource
 from ibaml.tasks.sources.decode import Progress
+from ibaml.training.base_classes import start_from_base
 from ibaml.training.build import (
     build_learner,
     build_network,
@@ -105,6 +106,7 @@ def _begin(
     settings = fit_network(settings, tasks)
     settings, tasks = choose_train_ways(settings, tasks)
     network = build_network(settings, tasks.example_shape)
+    settings = start_from_base(settings, network, tasks, progress)
     settings = choose_temperature(settings, network, tasks)
     learner = build_learner(settings, network).to(device)
     learner.inputs = Inputs.of(tasks)
