@@ -48,6 +48,7 @@ class Arm:
     iterations: int = 300
     tasks: int = 8
     shots: int = 1
+    ways: int = 5  # of training tasks, with as many queries in all
     seed: int = 0
 
 
@@ -97,17 +98,46 @@ ARMS: dict[str, tuple[Arm, str | None]] = {
     "full, lambda 0.3": (full(0.3, 0.01), "full, beta 0.01"),
     "full, lambda 1": (full(1.0, 0.01), "full, beta 0.01"),
     "lambda 1": (replace(P, lam=1.0), "lambda 0.1"),
+    "outputs, lambda 1": (
+        replace(P, noise="outputs", samples=64, lam=1.0, log_var=full(1.0, 0.01).log_var),
+        "full, lambda 1",
+    ),
     "point, lambda 1": (replace(P, belief="point", lam=1.0), "lambda 1"),
     "full, lambda 3": (full(3.0, 0.01), "full, lambda 1"),
     "full, lambda 10": (full(10.0, 0.01), "full, lambda 1"),
     "full, lambda 1, beta 0.1": (full(1.0, 0.1), "full, lambda 1"),
     "full, lambda 1, scaled": (full(1.0, 0.01, scaled=True), "full, lambda 1"),
     "full, lambda 10, beta 1": (full(10.0, 1.0), "full, lambda 1"),
+    "fitted, shipped": (Arm(temperature="fitted"), None),
+    "fitted, lambda 0.01": (full(0.01, 0.01, temperature="fitted"), "fitted, shipped"),
+    "fitted, lambda 0.1": (full(0.1, 0.01, temperature="fitted"), "fitted, lambda 0.01"),
+    "fitted, lambda 1": (full(1.0, 0.01, temperature="fitted"), "fitted, lambda 0.01"),
+    "fitted, lambda 0.1, beta 0.1": (full(0.1, 0.1, temperature="fitted"), "fitted, lambda 0.1"),
+    "five shots, same lambda": (full(1.0, 0.01, temperature="fitted"), None),
+    "five shots, same beta": (
+        full(0.2, 0.002, temperature="fitted"),
+        "five shots, same lambda",
+    ),
+    "five shots, shipped": (
+        replace(P, lam=0.012, objective="query", temperature="fitted"),
+        "five shots, same lambda",
+    ),
+    "full, 10 ways": (replace(full(1.0, 0.01), ways=10), "full, lambda 1"),
+    "full, 20 ways": (replace(full(1.0, 0.01), ways=20), "full, lambda 1"),
+    "fitted, 20 ways": (full(1.0, 0.01, temperature="fitted", ways=20), "fitted, lambda 1"),
+    "five shots, 20 ways": (
+        full(1.0, 0.01, temperature="fitted", ways=20),
+        "five shots, same lambda",
+    ),
+    "full, lambda 1, both": (full(1.0, 0.01, temperature="both"), "full, lambda 1"),
+    "full, beta 0.1, both": (full(1.0, 0.1, temperature="both"), "full, lambda 1, both"),
+    "full, beta 1, both": (full(1.0, 1.0, temperature="both"), "full, lambda 1, both"),
+    "full, beta 0.001, both": (full(1.0, 0.001, temperature="both"), "full, lambda 1, both"),
     "full, scaled features": (full(0.1, 0.01, scaled=True), "full, beta 0.01"),
-    "full, no temperature": (full(0.1, 0.01, temperature=1.0), "full, beta 0.01"),
-    "full, query loss": (full(0.1, 0.01, objective="query"), "full, beta 0.01"),
-    "full, rho at 5 times": (full(0.1, 0.01, log_var_rate=5.0), "full, beta 0.01"),
-    "full, variational": (full(0.1, 0.01, belief="variational"), "full, beta 0.01"),
+    "full, no temperature": (full(1.0, 0.01, temperature=1.0), "full, lambda 1"),
+    "full, query loss": (full(1.0, 0.01, objective="query"), "full, lambda 1"),
+    "full, rho at 5 times": (full(1.0, 0.01, log_var_rate=5.0), "full, lambda 1"),
+    "full, variational": (full(1.0, 0.01, belief="variational"), "full, lambda 1"),
 }
 
 
@@ -242,7 +272,7 @@ def main() -> None:
         arm = replace(arm, iterations=given.iterations, shots=given.shots)
         if given.data == "embeddings":
             arm = replace(arm, meta_lr=0.002)
-        scores, facts = run(given.data, arm, tasks, given.tasks)
+        scores, facts = run(given.data, arm, replace(tasks, train_ways=arm.ways), given.tasks)
         means = {n: i.value for n, i in scores.summary().items()}
         row = {k: means[k] for k in ("accuracy", "nll", "ece")}
         row |= {"arm": asdict(arm), **facts, "nlls": scores.means()["nll"].tolist()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml import Curvature, MetaLearner, NewtonCG, TaskBatch
-from ibaml.energy import Energy
+from ibaml.energy import Energy, TaskEnergy
 from ibaml.linalg import ConjugateGradient
 from ibaml.seeding import draw_seed
 from ibaml.solve import Solution
@@ -145,9 +145,22 @@ def five_point(
     return slope
 
 
-def dense_gradients(learner: MetaLearner, batch: TaskBatch) -> dict[str, Tensor]:
-    """The implicit meta-gradient at the solver's solution, from dense matrices of plain autograd:
-    g = ∇₂L − (∂²E/∂v∂θ)ᵀ H⁻¹ ∇₁L, each task on its own, averaged."""
+def dense_gradients(
+    learner: MetaLearner,
+    batch: TaskBatch,
+    curvature: Curvature | None = None,
+    delta: Tensor | float = 0.0,
+) -> dict[str, Tensor]:
+    """The implicit meta-gradient at the solver's solution, from dense matrices of plain autograd,
+    each task on its own, averaged:
+
+        g = ∇₂L − (∂²E/∂v∂θ)ᵀ u + (∂start/∂θ)ᵀ δu,      u = (C + (1+μ)P + diag δ)⁻¹ ∇₁L
+
+    Args:
+        curvature: which C (energy or ggn), and μ; the exact Hessian if left out.
+        delta: δ, one number or one for every coordinate.
+    """
+    choice = curvature or Curvature("energy")
     totals: dict[str, Tensor] = {}
     for t in range(len(batch)):
         support, query = learner.problem(batch.select([t]), seed())
@@ -157,16 +170,21 @@ def dense_gradients(learner: MetaLearner, batch: TaskBatch) -> dict[str, Tensor]
         point = v.value.detach().clone().requires_grad_()
 
         energy = support.bind(theta)
-        h = torch.autograd.functional.hessian(lambda p, e=energy: e(p).sum(), point)
-        h = h.reshape(point.numel(), point.numel()).detach()
+        weight = 1 + choice.damping
+        shift = torch.as_tensor(delta, dtype=F64).expand(point.numel())
+        h = _dense_curvature(energy, point.detach(), choice)
+        h = h + weight * _dense_hessian(energy.penalty, point) + torch.diag(shift)
         losses = learner.objective(point, support.bind(theta), query.bind(theta))
         b, *direct = torch.autograd.grad(losses.sum(), (point, *theta), allow_unused=True)
         u = torch.linalg.solve(h, b.reshape(-1))
-        (slope,) = torch.autograd.grad(support.bind(theta)(point).sum(), point, create_graph=True)
-        mixed = torch.autograd.grad(slope.reshape(-1) @ u, theta, allow_unused=True)
+        damped = energy.loss(point) + weight * energy.penalty(point)
+        (slope,) = torch.autograd.grad(damped.sum(), point, create_graph=True)
+        begin = learner.belief.start(energy.meta.prior, 1)
+        implicit = begin.reshape(-1) @ (shift * u) - slope.reshape(-1) @ u
+        mixed = torch.autograd.grad(implicit, theta, allow_unused=True)
         # back from the flat prior to the parameters, by plain autograd as well
         pieces = [
-            (live, (0 if d is None else d) - (0 if m is None else m))
+            (live, (0 if d is None else d) + (0 if m is None else m))
             for live, d, m in zip(support.theta, direct, mixed, strict=True)
         ]
         pieces = [(live, g) for live, g in pieces if isinstance(g, Tensor)]
@@ -186,6 +204,27 @@ def dense_gradients(learner: MetaLearner, batch: TaskBatch) -> dict[str, Tensor]
             )
             totals[name] = totals.get(name, 0) + flat / len(batch)
     return totals
+
+
+def _dense_hessian(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+    """The Hessian of a function of one task's v, as a matrix."""
+    h = torch.autograd.functional.hessian(lambda p: function(p).sum(), point.detach())
+    return h.reshape(point.numel(), point.numel()).detach()
+
+
+def _dense_curvature(energy: TaskEnergy, point: Tensor, choice: Curvature) -> Tensor:
+    """C of the choice: the loss's Hessian or JᵀΛJ, on all of v or on the means."""
+    if choice.kind == "energy":
+        c = _dense_hessian(energy.loss, point)
+    else:
+        outputs = energy.outputs(point).detach()
+        jacobian = torch.autograd.functional.jacobian(energy.outputs, point)
+        jacobian = jacobian.reshape(outputs.numel(), point.numel()).detach()
+        c = jacobian.mT @ _dense_hessian(energy.output_loss, outputs) @ jacobian
+    if choice.block == "mean":
+        n = energy.layout.size
+        c = torch.block_diag(c[:n, :n], torch.zeros_like(c[n:, n:]))
+    return c
 
 
 def smallest_eigenvalue(learner: MetaLearner, batch: TaskBatch) -> float:

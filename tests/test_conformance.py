@@ -172,6 +172,28 @@ class TestImplicitOfAFullGaussian(TestImplicit):
         return FullGaussian()
 
 
+class TestImplicitThatKnowsK(TestImplicit):
+    """δ = 1/(αK) on the diagonal of H, and δu for the start."""
+
+    def make(self):
+        return Implicit(Curvature("energy"), Dense(), stopping="auto")
+
+    def dense(self, energy, start, b):
+        v = self.solver().solve(energy, start(energy.theta)).value.requires_grad_()
+        hessian = torch.autograd.functional.hessian(lambda p: energy(p).sum(), v)
+        hessian = hessian.reshape(v.numel(), v.numel()) + torch.eye(v.numel()) / 0.4
+        u = torch.linalg.solve(hessian, b[0])
+        theta = tuple(t.clone().requires_grad_() for t in energy.theta)
+        (slope,) = torch.autograd.grad(energy.bind(theta)(v).sum(), v, create_graph=True)
+        value = (start(theta) * u / 0.4).sum() - slope @ u
+        return torch.autograd.grad(value.sum(), theta)
+
+
+class TestImplicitThatKnowsKOfAFullGaussian(TestImplicitThatKnowsK):
+    def belief(self):
+        return FullGaussian()
+
+
 # --- likelihoods ---------------------------------------------------------------------------------
 
 

@@ -13,17 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+import ibaml
 from ibaml.tasks import (
     Augment,
     DataError,
     Dataset,
     Episodes,
+    EpisodeTasks,
     LinearRegression,
     feature_vectors,
     image_folder,
     omniglot,
 )
 from ibaml.tasks.inspect import nearest_centroid
+from ibaml.training import resolve
+from ibaml.training.build import choose_train_ways, open_tasks
 from problems import plain_learner
 from real_data import DATA, real
 
@@ -227,3 +231,43 @@ def test_labels_and_images_belong_together(tmp_path, monkeypatch, capsys):
             with capsys.disabled():
                 print(f"\n{data.name} 5-way {shots}-shot nearest centroid: {accuracy:.1f} %")
             assert abs(accuracy - floor) < 3.5
+
+
+# --- more classes in training than in the test ---------------------------------------------------
+
+
+def test_training_tasks_of_more_classes_have_as_many_queries_in_all():
+    tasks = EpisodeTasks(ibaml.tasks.glyphs(), 5, queries=15, train_ways=20)
+    (train,), (val,) = tasks.batches("train", range(2)), tasks.batches("val", range(2))
+    assert train.query_y.shape[1] == 20 * 3
+    assert val.query_y.shape[1] == 5 * 15
+    assert (train.classes, val.classes) == (20, 5)
+    many = EpisodeTasks(ibaml.tasks.glyphs(), 5, queries=2, train_ways=20)
+    assert many.batches("train", [0])[0].query_y.shape[1] == 20
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 20),
+        ({"ways": 30}, None),  # more in the test already
+        ({"train_ways": 7}, 7),
+        ({"posterior": "diagonal", "tie_head": True}, None),
+        ({"tie_head": False}, None),
+    ],
+)
+def test_how_many_classes_a_training_task_has(given, expected):
+    settings = resolve(given)
+    tasks = open_tasks(settings, torch.device("cpu"))
+    chosen, tasks = choose_train_ways(settings, tasks)
+    assert chosen.train_ways == expected
+    assert tasks.batches("train", [0])[0].classes == (expected or settings.ways)
+
+
+def test_at_most_half_of_the_training_classes_are_in_one_task(tmp_path):
+    x = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
+    np.savez(tmp_path / "few.npz", x=x, y=np.arange(400) // 20)  # 20 classes, 13 to train
+    settings = resolve({"data": str(tmp_path / "few.npz"), "ways": 3, "model": "mlp"})
+    tasks = open_tasks(settings, torch.device("cpu"))
+    half = tasks.episodes("train").classes // 2
+    assert choose_train_ways(settings, tasks)[0].train_ways == half > 3

@@ -17,7 +17,7 @@ from problems import class_batch, conv_model, mlp_model, regression_batch
 def learner(model: nn.Module | None = None, **options) -> MetaLearner:
     return ibaml.methods.ibaml(
         mlp_model() if model is None else model,
-        **{"posterior": "full", "init_log_var": 0.3, "adapt": "head", **options},
+        **{"posterior": "full", "init_log_var": 0.3, "beta": 1.0, "adapt": "head", **options},
     )
 
 

@@ -64,13 +64,15 @@ OPTIONS = {
         lambda: m.maml(mlp_model(), gradient=Implicit()),
         "implicit differentiation needs a prior in the energy: without one the solution does "
         "not depend on the prior and the meta-gradient is exactly zero. Use lam > 0 (imaml), "
-        "a Gaussian belief (ibaml), or the unrolled rule (maml)",
+        "a Gaussian belief (ibaml), or the unrolled rule (maml); or descent and "
+        'stopping="auto", which makes the start a prior',
     ),
     "imaml with lambda zero": (
         lambda: m.imaml(mlp_model(), lam=0.0),
         "implicit differentiation needs a prior in the energy: without one the solution does "
         "not depend on the prior and the meta-gradient is exactly zero. Use lam > 0 (imaml), "
-        "a Gaussian belief (ibaml), or the unrolled rule (maml)",
+        "a Gaussian belief (ibaml), or the unrolled rule (maml); or descent and "
+        'stopping="auto", which makes the start a prior',
     ),
     "negative lambda": (
         lambda: m.imaml(mlp_model(), lam=-1.0),
@@ -146,6 +148,34 @@ OPTIONS = {
     "unknown curvature": (
         lambda: m.ibaml(mlp_model(), curvature="fisher"),
         "curvature must be one of energy, ggn, lemma; got 'fisher'",
+    ),
+    "nearly a word for stopping": (
+        lambda: m.ibaml(mlp_model(), adapt="all", stopping="aut"),
+        "stopping must be one of auto, off; got 'aut'; did you mean auto?",
+    ),
+    "negative stopping": (
+        lambda: m.imaml(mlp_model(), stopping=-1.0),
+        "stopping must be a finite number, 0 or more; got -1.0",
+    ),
+    "stopping beside a rule": (
+        lambda: m.ibaml(mlp_model(), stopping="auto", gradient=FirstOrder()),
+        "stopping belongs to the implicit rule, and a gradient rule was given: choose it there, "
+        "in gradient=Implicit(…), or leave gradient out",
+    ),
+    "stopping of the unrolled": (
+        lambda: m.maml(mlp_model(), stopping="auto"),
+        "stopping is read by ibaml, imaml, and the method is maml: leave it out",
+    ),
+    "stopping of a full posterior": (
+        lambda: m.ibaml(mlp_model(), posterior="full", stopping="auto"),
+        'stopping is not read by posterior="full", which is in closed form: leave it out, or use '
+        'posterior="diagonal"',
+    ),
+    "stopping of adam": (
+        lambda: m.ibaml(mlp_model(), solver="adam", stopping="auto"),
+        'stopping="auto" needs step sizes, which GradientDescent and NaturalDescent have and Adam '
+        "has not (its steps depend on all gradients before): give stopping a number, or None for "
+        "tasks that are solved",
     ),
     "negative damping": (
         lambda: m.ibaml(mlp_model(), damping=-1.0),
@@ -276,7 +306,7 @@ OPTIONS = {
         "ibaml has no option 'adpat'; did you mean adapt? (it has adapt, belief, beta, block,"
         " capture, cg_steps, curvature, damping, data, diagnose, execution, freeze, gradient,"
         " init_log_var, lam, learn_beta, likelihood, lr, noise, objective, posterior, precision,"
-        " samples, solver, steps, tie_head)",
+        " samples, solver, steps, stopping, tie_head)",
     ),
     "head tied to an embedding": (
         lambda: m.ibaml(TiedHead(), adapt="all", tie_head=True),
@@ -492,8 +522,8 @@ OPTIONS = {
     ),
     "nearly a solver": (
         lambda: m.ibaml(mlp_model(), solver="newtn"),
-        "solver must be one of newton, descent, natural, adam, dual, head; got 'newtn'; did you mean "
-        "newton?",
+        "solver must be one of newton, descent, natural, adam, dual, head; got 'newtn'; did you "
+        "mean newton?",
     ),
     "nearly an objective": (
         lambda: m.ibaml(mlp_model(), objective="querry"),
@@ -766,7 +796,10 @@ class TestPosterior:
         learner = m.ibaml(mlp_model())
         assert (learner.belief, learner.solver) == (FullGaussian(), DualNewton())
         assert learner.objective == PredictiveNll()
-        assert learner.beta == 1.0
+        assert learner.beta == 0.01
+        assert m.ibaml(mlp_model(), likelihood=Gaussian(0.3)).beta == 1.0
+        assert not learner.layout.rows  # targets may be numbers
+        assert m.ibaml(mlp_model(), likelihood=Categorical()).layout.rows
         assert m.ibaml(mlp_model(), steps=7, solver="dual").solver == DualNewton(steps=7)
 
     @pytest.mark.parametrize(

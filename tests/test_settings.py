@@ -32,7 +32,7 @@ def test_any_path_survives_toml(tmp_path_factory, name):
 
 def test_the_method_decides_what_was_not_given():
     ours, maml = resolve({}), resolve({"method": "maml"})
-    assert (ours.adapt, ours.posterior, ours.solver, ours.beta) == ("head", "full", "dual", 1.0)
+    assert (ours.adapt, ours.posterior, ours.solver, ours.beta) == ("head", "full", "dual", 0.01)
     assert (ours.curvature, ours.samples, ours.objective) == (None, None, "predictive")
     drawn = resolve({"samples": 8})  # what only draws need selects the posterior that has them
     assert (drawn.posterior, drawn.solver, drawn.noise) == ("diagonal", "head", "outputs")
@@ -42,7 +42,10 @@ def test_the_method_decides_what_was_not_given():
     assert maml.samples is None
     assert maml.lam is None
     assert resolve({"method": "ibaml", "inner_lr": 0.1}).solver == "descent"
-    assert resolve({"data": "sinusoids"}).ways is None
+    assert ours.tie_head
+    assert not drawn.tie_head
+    waves = resolve({"data": "sinusoids"})
+    assert (waves.ways, waves.posterior, waves.beta, waves.tie_head) == (None, "full", 1.0, False)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,9 @@ def test_the_method_decides_what_was_not_given():
         ({"method": "maml", "cg_steps": 3}, "cg_steps is read by ibaml, imaml"),
         ({"method": "maml", "samples": 3}, "samples is read by ibaml, abml"),
         ({"method": "maml", "lam": 1.0}, "lam is read by imaml, ibaml"),
+        ({"method": "maml", "train_ways": 10}, "train_ways other than ways needs tie_head"),
+        ({"tie_head": False, "train_ways": 10}, "train_ways other than ways needs tie_head"),
+        ({"data": "sinusoids", "train_ways": 10}, "train_ways is for classification"),
         ({"lam": 1.0, "beta": 1.0}, "lam and beta both set the strength of the prior"),
         ({"method": "maml", "posterior": "full"}, "posterior is read by ibaml"),
         ({"posterior": "full", "samples": 4}, "samples is not read by posterior full"),

@@ -73,7 +73,7 @@ def test_the_way_of_one_task(tmp_path, monkeypatch):
         picture.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(picture)
     train = "train --data photos/ --out runs/photos --ways 3 --image-size 16 --channels 2"
-    train += " --queries 2 --tasks 1 --steps 1 --iterations 1 --val-every 0 --no-tensorboard"
+    train += " --queries 2 --tasks 1 --iterations 1 --val-every 0 --no-tensorboard"
     with recording() as calls:
         for command in (train, "evaluate runs/photos --queries 2 --tasks 2"):
             result = CliRunner().invoke(app, command.split())
@@ -83,7 +83,7 @@ def test_the_way_of_one_task(tmp_path, monkeypatch):
 
 def test_the_way_of_one_gradient():
     torch.manual_seed(0)
-    learner = ibaml.methods.ibaml(ibaml.nn.mlp(2, 3), steps=1)
+    learner = ibaml.methods.ibaml(ibaml.nn.mlp(2, 3), steps=1, noise="antithetic")
     x, y = torch.randn(1, 6, 2), torch.arange(6).remainder(3)[None]
     loss = learner(ibaml.TaskBatch(x, y, x + 0.1, y))
     with recording() as calls:

@@ -22,6 +22,7 @@ from ibaml.solve import (
     HeadNewton,
     NaturalDescent,
     Solver,
+    no_step_sizes,
 )
 from ibaml.weights import Belief, Roles, head_module
 from ibaml.words import EXECUTIONS, NOISE_KINDS, PRECISIONS
@@ -62,12 +63,7 @@ def check_options(
             'posterior="full" is differentiated implicitly, in its dual: leave gradient out'
         )
     if isinstance(gradient, Implicit):
-        if not belief.has_prior:
-            raise ValueError(
-                "implicit differentiation needs a prior in the energy: without one the solution "
-                "does not depend on the prior and the meta-gradient is exactly zero. Use lam > 0 "
-                "(imaml), a Gaussian belief (ibaml), or the unrolled rule (maml)"
-            )
+        _check_stopping(belief, solver, gradient)
         if gradient.curvature.kind == "lemma" and not belief.is_diagonal_gaussian:
             raise ValueError('curvature "lemma" needs a diagonal Gaussian belief: use "energy"')
     if learned and not isinstance(gradient, Unrolled):
@@ -114,6 +110,37 @@ def check_options(
     if isinstance(objective, Abml) and not belief.is_diagonal_gaussian:
         raise ValueError(
             "ABML's objective needs a diagonal Gaussian belief (its hyper-prior is over 1/d)"
+        )
+
+
+def _check_stopping(belief: Belief, solver: Solver, rule: Implicit) -> None:
+    """Refuse an implicit rule that knows no prior and no start, or cannot know the start."""
+    stopping = rule.stopping
+    descent = solver if isinstance(solver, Descent) else None
+    if stopping == "auto" and descent and type(descent).step_sizes is Descent.step_sizes:
+        raise ValueError(no_step_sizes(descent))
+    if belief.in_dual and stopping and stopping != "auto":
+        raise ValueError(
+            'stopping is not read by posterior="full", which is solved in closed form: leave it out'
+        )
+    if belief.has_prior:
+        return
+    if not stopping or (stopping == "auto" and descent is None):
+        raise ValueError(
+            "implicit differentiation needs a prior in the energy: without one the solution "
+            "does not depend on the prior and the meta-gradient is exactly zero. Use lam > 0 "
+            "(imaml), a Gaussian belief (ibaml), or the unrolled rule (maml); or descent and "
+            'stopping="auto", which makes the start a prior'
+        )
+    if stopping == "auto" and descent and descent.tol is not None:
+        raise ValueError(
+            'stopping="auto" counts a task that reaches tol as solved, and without a prior its '
+            "solution does not depend on where it started: leave tol out, or give stopping a number"
+        )
+    if rule.curvature.damping:
+        raise ValueError(
+            "damping is relative to the prior's precision, and the energy has no prior: leave it "
+            "out, or give stopping a larger number"
         )
 
 

@@ -52,9 +52,11 @@ from ibaml.words import (
     POSTERIORS,
     READ_BY,
     SOLVERS,
+    STOPPINGS,
     ObjectiveName,
     PosteriorName,
     SolverName,
+    StoppingWord,
 )
 
 __all__ = [
@@ -111,11 +113,14 @@ class ImplicitOptions(Options, total=False):
         cg_steps: L, the steps of conjugate gradients; by default as many as are needed.
         curvature: ``"ggn"`` (safe), ``"energy"`` (exact) or, for ibaml, ``"lemma"`` (the paper's).
         damping: μ, relative to the prior's precision.
+        stopping: whether the implicit rule knows that descent was stopped early: ``"auto"``,
+            ``"off"``, or the precision δ of the start (see `Implicit`).
     """
 
     cg_steps: int
     curvature: Kind
     damping: float
+    stopping: StoppingWord | float
 
 
 class ImamlOptions(ImplicitOptions, total=False):
@@ -247,6 +252,8 @@ def _make(
             options.setdefault(name, values[name])
     if values.get("posterior") == "full":
         options.setdefault("objective", values["objective"])
+        if isinstance(options.get("likelihood"), Categorical):  # else targets may be numbers
+            options.setdefault("tie_head", values["tie_head"])
     learner = MetaLearner(model, belief, **options)
     if data is not None:
         learner.inputs = Inputs.of(data)
@@ -314,7 +321,8 @@ def _belief(method: str, options: dict[str, Any], values: Mapping[str, Any]) -> 
 
 def _refuse_draws(options: Mapping[str, Any]) -> None:
     """Refuse options of beliefs that are not in closed form."""
-    for name in ("samples", "noise", "cg_steps", "curvature", "damping", "block", "lr"):
+    draws = ("samples", "noise", "cg_steps", "curvature", "damping", "block", "stopping", "lr")
+    for name in draws:
         if name in options:
             raise ValueError(
                 f'{name} is not read by posterior="full", which is in closed form: leave it out, '
@@ -361,7 +369,8 @@ def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRul
             f"curvature is one of the words {', '.join(CURVATURES)} here: give an object to "
             "gradient=Implicit(Curvature(…))"
         )
-    named = [n for n in ("cg_steps", "curvature", "damping", "block") if n in options]
+    its = ("cg_steps", "curvature", "damping", "block", "stopping")
+    named = [n for n in its if n in options]
     if options.get("gradient") is not None:
         if named:
             verb = "belongs" if len(named) == 1 else "belong"
@@ -378,7 +387,11 @@ def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRul
         options.pop("damping", values["damping"]),
         options.pop("block", values.get("block", "all")),
     )
+    stopping = options.pop("stopping", "off")
+    if isinstance(stopping, str):
+        check_word("stopping", stopping, STOPPINGS)
+    stopping = None if stopping == "off" else stopping
     if cg_steps is None:
-        return Implicit(chosen)
+        return Implicit(chosen, stopping=stopping)
     check_count("cg_steps", cg_steps, 1 if cg_steps else 0)  # the rule says why not 0
-    return Implicit(chosen, ConjugateGradient(cg_steps))
+    return Implicit(chosen, ConjugateGradient(cg_steps), stopping=stopping)

@@ -16,7 +16,7 @@ UNROLLED = ("abml", "maml")
 # which methods read an option; all methods read the options that are not listed
 READ_BY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("samples", "noise", "beta", "learn_beta", "init_log_var", "belief"), GAUSSIAN),
-    **dict.fromkeys(("cg_steps", "curvature", "damping"), IMPLICIT),
+    **dict.fromkeys(("cg_steps", "curvature", "damping", "stopping"), IMPLICIT),
     "block": ("ibaml",),
     "lam": ("imaml", "ibaml"),
     "posterior": ("ibaml",),
@@ -41,6 +41,7 @@ BACKBONES: Mapping[str, Backbone] = {
     "conv4": Backbone(images=True, reads={"channels": 32, "norm": "batch"}),
     "resnet12": Backbone(images=True, reads={"channels": 64, "norm": "batch"}),
     "mlp": Backbone(images=False, reads={"hidden": "40,40"}),
+    "discriminant": Backbone(images=False, reads={}),
 }
 
 SolverName = Literal["newton", "descent", "natural", "adam", "dual", "head"]
@@ -51,7 +52,8 @@ PosteriorName = Literal["diagonal", "low_rank", "full"]
 POSTERIORS: tuple[PosteriorName, ...] = ("diagonal", "low_rank", "full")
 # how a posterior is computed that is not full; one of them, given, selects the diagonal one
 NOT_OF_FULL = (
-    "samples", "noise", "cg_steps", "curvature", "damping", "block", "solver", "steps", "inner_lr",
+    "samples", "noise", "cg_steps", "curvature", "damping", "block", "stopping", "solver", "steps",
+    "inner_lr",
 )  # fmt: skip
 Inference = Literal["laplace", "variational"]
 INFERENCES: tuple[Inference, ...] = ("laplace", "variational")
@@ -59,6 +61,8 @@ NoiseKind = Literal["independent", "antithetic", "outputs"]
 NOISE_KINDS: tuple[NoiseKind, ...] = ("independent", "antithetic", "outputs")
 CurvatureKind = Literal["energy", "ggn", "lemma"]
 CURVATURES: tuple[CurvatureKind, ...] = ("energy", "ggn", "lemma")
+StoppingWord = Literal["auto", "off"]
+STOPPINGS: tuple[StoppingWord, ...] = ("auto", "off")
 NormStats = Literal["batch", "support", "running"]
 NORM_STATS: tuple[NormStats, ...] = ("batch", "support", "running")
 Execution = Literal["auto", "loop", "single", "vmap", "fold", "head"]

@@ -62,14 +62,15 @@ def load(spec: str, root: Path | None, splits: Path | None, size: int | None) ->
 
 @contextmanager
 def decoding() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar that shows only while a dataset is decoded for the first time."""
-    columns = (TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    """A progress bar that shows only while data are prepared: a dataset is decoded for the first
+    time, or a network starts from the base classes."""
+    columns = (TextColumn("preparing"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     bars: list[Progress] = []
 
     def progress(done: int, total: int) -> None:
         if not bars:
             bars.append(Progress(*columns, console=console, transient=True))
-            bars[0].add_task("decoding", total=total)
+            bars[0].add_task("preparing", total=total)
             bars[0].start()
         bars[0].update(bars[0].task_ids[0], completed=done, total=total)
         if done >= total:

@@ -4,7 +4,8 @@ For v̂ with ∇_v E(v̂, θ) = 0 the implicit function theorem gives, for a gra
 
     H u = b,      g = −(∂²E/∂v∂θ)ᵀ u
 
-for every tensor θ that enters E. The paper calls it the generalized implicit gradient.
+for every tensor θ that enters E. The paper calls it the generalized implicit gradient. What it
+becomes where descent was stopped early is in `stopping`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from ibaml.arguments import check_flag, check_part
+from ibaml.arguments import check_flag, check_number, check_part
 from ibaml.curvature import Curvature
 from ibaml.energy import Energy, PlainEnergy, Structure, detached
 from ibaml.gradient.base import Record
+from ibaml.gradient.first_order import FirstOrder
+from ibaml.gradient.stopping import Stopped, Stopping, start_precision
 from ibaml.linalg import ConjugateGradient, LinearSolution, LinearSolver, Reason
-from ibaml.solve import NewtonCG, Solution, Solver, energy_and_gradient
+from ibaml.solve import Descent, NewtonCG, Solution, Solver, energy_and_gradient
 
 
 def enough_steps() -> LinearSolver:
@@ -42,16 +45,22 @@ class Implicit:
         linear_solver: how H u = b is solved; by default CG with as many steps as are needed.
         warn: warn if the linear solve fails (this waits for the device; a learner reports it
             in its diagnostics instead).
+        stopping: δ ≥ 0, the precision of the start: H + δI takes the place of H, and the start
+            receives δu. ``"auto"`` is one over the sum of the step sizes that descent took, so
+            that the rule knows K, and 0 for a task that reached ``tol`` and for solvers that
+            converge. None (or 0) takes every task for solved.
     """
 
     curvature: Curvature = field(default_factory=Curvature)
     linear_solver: LinearSolver = field(default_factory=enough_steps)
     warn: bool = False
+    stopping: Stopping | None = None
 
     def __post_init__(self) -> None:
         check_part("curvature", self.curvature)
         check_part("linear_solver", self.linear_solver)
         check_flag("warn", self.warn)
+        check_stopping(self.stopping)
         solver = self.linear_solver
         if isinstance(solver, ConjugateGradient) and solver.steps == 0 and solver.start == "zero":
             raise ValueError(
@@ -69,29 +78,55 @@ class Implicit:
         rate: Tensor | None = None,
         examine: bool = True,
     ) -> Tensor:
+        if self.stopping == "auto" and isinstance(solver, Descent) and solver.steps == 0:
+            return FirstOrder()(energy, start, solver, record, rate=rate, examine=examine)
         detached_energy = detached(energy)
         solution = solver.solve(detached_energy, start.detach(), rate=rate, examine=examine)
         record.solution = solution
-        v: Tensor = _Implicit.apply((self, detached_energy, record), solution.value, *energy.theta)
+        delta = start_precision(self.stopping, detached_energy, solver, solution, rate)
+        begin = start.detach() if delta is None else start
+        job = (self, detached_energy, record, delta)
+        v: Tensor = _Implicit.apply(job, solution.value, begin, *energy.theta)
         return v
 
     def pull_back(
-        self, energy: Energy, v: Tensor, b: Tensor, wanted: list[int], record: Record
+        self,
+        energy: Energy,
+        v: Tensor,
+        b: Tensor,
+        wanted: list[int],
+        record: Record,
+        delta: Tensor | None = None,
     ) -> list[Tensor | None]:
-        """The gradients of the wanted tensors of θ, from the meta-loss's gradient b at v."""
+        """The gradients of the wanted tensors of θ, from the meta-loss's gradient b at v; with a
+        precision δ of the start (T, dim), also the start's, last."""
         h = self.curvature.at(energy, v, wanted)
-        solution = self.linear_solver(h.product, h.to_coordinates(b), h.precondition)
+        solved = h if delta is None else Stopped(h, delta)
+        solution = self.linear_solver(solved.product, h.to_coordinates(b), solved.precondition)
         record.linear = solution
         if self.warn:
             _report_linear(solution)
-        return h.pull_back(solution.value)
+        gradients = h.pull_back(solution.value)
+        if isinstance(solved, Stopped):
+            gradients.append(solved.start_gradient(solution.value))
+        return gradients
+
+
+def check_stopping(stopping: Any) -> None:
+    """Refuse anything but "auto", None and a number of 0 or more."""
+    if isinstance(stopping, str) and stopping != "auto":
+        raise ValueError(f'stopping must be "auto", None or a number; got {stopping!r}')
+    if stopping is not None and stopping != "auto":
+        check_number("stopping", stopping, least=0)
 
 
 class _Implicit(torch.autograd.Function):
-    """The solution as a function of θ whose backward is the implicit rule."""
+    """The solution as a function of the start and θ whose backward is the implicit rule."""
 
     @staticmethod
-    def forward(ctx: Any, job: tuple[Any, ...], value: Tensor, *theta: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, job: tuple[Any, ...], value: Tensor, start: Tensor, *theta: Tensor
+    ) -> Tensor:
         ctx.job = job
         ctx.save_for_backward(value)
         return value.clone()
@@ -99,11 +134,13 @@ class _Implicit(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, b: Tensor) -> tuple[Tensor | None, ...]:
-        rule, energy, record = ctx.job
+        rule, energy, record, delta = ctx.job
         (value,) = ctx.saved_tensors
-        wanted = [i for i, need in enumerate(ctx.needs_input_grad[2:]) if need]
-        theta_gradients = rule.pull_back(energy, value, b, wanted, record)
-        if wanted and all(g is None for g in theta_gradients):
+        wanted = [i for i, need in enumerate(ctx.needs_input_grad[3:]) if need]
+        theta_gradients = rule.pull_back(energy, value, b, wanted, record, delta)
+        at_start = None if delta is None else theta_gradients.pop()
+        needs_start = at_start is not None and ctx.needs_input_grad[2]
+        if wanted and not needs_start and all(g is None for g in theta_gradients):
             raise RuntimeError(
                 "the implicit gradient is identically zero: the energy's gradient does not depend "
                 "on any of the params. Read them from the second argument of the energy (not from "
@@ -111,7 +148,7 @@ class _Implicit(torch.autograd.Function):
                 "decay, a backbone)"
             )
         gradients: dict[int, Tensor | None] = dict(zip(wanted, theta_gradients, strict=True))
-        return None, None, *(gradients.get(i) for i in range(len(energy.theta)))
+        return None, None, at_start, *(gradients.get(i) for i in range(len(energy.theta)))
 
 
 def implicit_solve(
@@ -122,6 +159,7 @@ def implicit_solve(
     solver: Solver | None = None,
     curvature: Curvature | str = "energy",
     linear_solver: LinearSolver | None = None,
+    stopping: Stopping | None = None,
     record: Record | None = None,
 ) -> Any:
     """Minimize ``energy(v, params)`` over v; the solution's backward is the implicit rule.
@@ -138,6 +176,7 @@ def implicit_solve(
             problems without tuning.
         curvature: ``"energy"``, or a `Curvature` (damping is then absolute, H + μI).
         linear_solver: how H u = b is solved; the default is CG to (nearly) machine precision.
+        stopping: see `Implicit`; gradients then reach the start too, if it requires them.
         record: receives what happened (``record.solution``, ``record.linear``).
 
     >>> decay = torch.tensor(2.0, requires_grad=True)
@@ -165,7 +204,8 @@ def implicit_solve(
         got = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
         raise ValueError(f"energy must return a scalar, or one value per problem; got {got}")
     structure = Structure.of(start, first.shape[0] if first.dim() else None)
-    v = structure.join(start).detach()
+    begin = structure.join(start)
+    v = begin.detach()
     eps = torch.finfo(v.dtype).eps
     task = PlainEnergy(energy, structure, tuple(leaves), spec, learned)
     if solver is None:
@@ -181,8 +221,9 @@ def implicit_solve(
     if linear_solver is None:
         linear_solver = ConjugateGradient(steps=1000, tol=eps**0.9)
     record = record if record is not None else Record()
-    solved = Implicit(choice, linear_solver, warn=True)(task, v, solver, record)
-    _report_solve(record.solution)
+    rule = Implicit(choice, linear_solver, warn=True, stopping=stopping)
+    solved = rule(task, begin, solver, record)
+    _report_solve(record.solution, stationary=not stopping)
     return structure.split(solved)
 
 
@@ -201,8 +242,9 @@ def _report_linear(solution: LinearSolution) -> None:
             )
 
 
-def _report_solve(solution: Solution | None) -> None:
-    """Never hide a failed solve: raise if all problems failed, warn if some did."""
+def _report_solve(solution: Solution | None, stationary: bool) -> None:
+    """Never hide a failed solve: raise if all problems failed, warn if some did, or if the solver
+    did not end where the rule assumes."""
     assert solution is not None
     failed = int(solution.diverged.sum())
     if failed == solution.diverged.numel():
@@ -217,7 +259,7 @@ def _report_solve(solution: Solution | None) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-    if solution.gradient is not None:
+    if stationary and solution.gradient is not None:
         size = torch.where(solution.diverged, 0.0, solution.gradient.norm(dim=-1)).max()
         scale = torch.finfo(solution.value.dtype).eps ** 0.25
         reach = 1 + solution.energy_before.abs().max()

@@ -2,6 +2,7 @@
 
 from ibaml.solve.adam import Adam
 from ibaml.solve.base import Descent, Progress, Rate, Solution, Solver, energy_and_gradient
+from ibaml.solve.base import no_step_sizes as no_step_sizes  # for other rooms, not public
 from ibaml.solve.base import resolve_rate as resolve_rate  # for other rooms, not public
 from ibaml.solve.dual import DualNewton
 from ibaml.solve.dual import before_examples as before_examples

@@ -25,9 +25,9 @@ _TOO_MUCH = 10  # an energy that grew by this factor was not minimized
 class Solution:
     """A solution of every task and what happened on the way, per task.
 
-    ``gradient`` and ``energy_after`` are those at the last iterate; None if not asked for. A task
-    whose iterates stopped being finite, or whose energy grew far too large, is ``diverged`` and has
-    its start as value.
+    ``gradient`` and ``energy_after`` are those at the last iterate; None if not asked for (a
+    ``tol`` asks too). A task whose iterates stopped being finite, or whose energy grew far too
+    large, is ``diverged`` and has its start as value.
     """
 
     value: Tensor
@@ -116,6 +116,15 @@ def check_rate(rate: Rate) -> None:
         check_number("lr", rate, above=0)
 
 
+def no_step_sizes(solver: Descent) -> str:
+    """What to say of a solver whose steps are not step sizes times ∇E."""
+    return (
+        f'stopping="auto" needs step sizes, which GradientDescent and NaturalDescent have and '
+        f"{type(solver).__name__} has not (its steps depend on all gradients before): give "
+        "stopping a number, or None for tasks that are solved"
+    )
+
+
 @dataclass(frozen=True)
 class Descent(ABC):
     """The loop of the first-order solvers: exactly ``steps`` steps, unless ``tol`` is given.
@@ -160,6 +169,15 @@ class Descent(ABC):
         rate: Tensor | float,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step: the next iterate and memory."""
+
+    def step_sizes(self, energy: Energy, v: Tensor, rate: Tensor | None = None) -> Tensor | float:
+        """The step size of every coordinate: near a solution one step is v ← v − step·∇E(v). Only
+        solvers that have one override this.
+
+        Args:
+            rate: step sizes (dim,) that replace the solver's own.
+        """
+        raise ValueError(no_step_sizes(self))
 
     def begin(self, start: Tensor) -> Progress:
         tasks = start.shape[0]
@@ -228,7 +246,7 @@ class Descent(ABC):
         reason = torch.where(
             progress.grew_too_much & (reason == Reason.STEPS), Reason.DIVERGED, reason
         )
-        if examine or self.steps == 0:
+        if examine or self.steps == 0 or self.tol is not None:
             after, gradient = energy_and_gradient(energy, value.detach())
             before = after if self.steps == 0 else before
             if self.tol is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ibaml.arguments import check_number
 from ibaml.energy import Energy, TaskEnergy
-from ibaml.solve.base import Descent
+from ibaml.solve.base import Descent, resolve_rate
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class GradientDescent(Descent):
         rate: Tensor | float,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         return v - rate * gradient, ()
+
+    def step_sizes(self, energy: Energy, v: Tensor, rate: Tensor | None = None) -> Tensor | float:
+        return resolve_rate(self.lr, energy.slots, v) if rate is None else rate.detach()
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,11 @@ class NaturalDescent(Descent):
         n = energy.layout.size
         change = 1 + (2 * self.eta / energy.kappa) * gradient[:, n:]
         return torch.cat([plain[:, :n], v[:, n:] - change.clamp(min=self.floor).log()], -1), ()
+
+    def step_sizes(self, energy: Energy, v: Tensor, rate: Tensor | None = None) -> Tensor:
+        """2η/κ for the log-variances, because log(1 + 2η∇_ρE/κ) is about 2η∇_ρE/κ."""
+        assert isinstance(energy, TaskEnergy)
+        own = resolve_rate(self.lr, energy.slots, v) if rate is None else rate.detach()
+        sizes = torch.ones_like(v[0]) * own
+        sizes[energy.layout.size :] = 2 * self.eta / energy.kappa
+        return sizes

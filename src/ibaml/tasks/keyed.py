@@ -68,13 +68,15 @@ def _seed(split: str, seed: int) -> int:
 
 @dataclass(frozen=True)
 class EpisodeTasks:
-    """W-way episodes from a dataset. ``train_shots``, ``rotations`` and ``augment`` apply to
-    training only."""
+    """W-way episodes from a dataset. ``train_ways``, ``train_shots``, ``rotations`` and ``augment``
+    apply to training only. A training task of more classes has fewer queries of each, about as many
+    in all."""
 
     data: Dataset
     ways: int = 5
     shots: int = 1
     queries: int = 15
+    train_ways: int | None = None
     train_shots: int | None = None
     seed: int = 0
     rotations: bool = False
@@ -111,12 +113,13 @@ class EpisodeTasks:
     def episodes(self, split: str) -> Episodes:
         if split not in self._made:
             train = split == "train"
+            ways = (self.train_ways or self.ways) if train else self.ways
             self._made[split] = Episodes(
                 self.data,
                 split,
-                self.ways,
+                ways,
                 (self.train_shots or self.shots) if train else self.shots,
-                self.queries,
+                max(1, self.queries * self.ways // ways),
                 seed=_seed(split, self.seed),
                 rotations=self.rotations and train,
                 augment=self.augment if train else None,

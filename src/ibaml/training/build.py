@@ -16,13 +16,19 @@ from ibaml.kinds import NAMES, SINUSOIDS, TABLE
 from ibaml.learner import MetaLearner
 from ibaml.nn import backbone
 from ibaml.objectives import Abml, Objective, PredictiveNll, QueryNll
-from ibaml.recommended import make_solver, recommended_temperature
+from ibaml.recommended import MANY_WAYS, make_solver, recommended_temperature
 from ibaml.solve import Solver
 from ibaml.tasks import Augment, EpisodeTasks, Inputs, SinusoidTasks, Table, TableTasks, TaskSource
 from ibaml.tasks.catalog import open_data
 from ibaml.tasks.sources.decode import Progress
-from ibaml.training.rules import data_kind, refuse_unread_by_network, temperature_of
+from ibaml.training.rules import (
+    data_kind,
+    refuse_unread_by_network,
+    stopping_of,
+    temperature_of,
+)
 from ibaml.training.settings import Settings
+from ibaml.weights import FullGaussian
 from ibaml.words import BACKBONES
 
 
@@ -88,6 +94,7 @@ def open_tasks(
         data,
         settings.ways,
         queries=settings.queries,
+        train_ways=settings.train_ways,
         rotations=settings.rotations,
         augment=Augment(crop=crop) if settings.augment else None,
         **common,
@@ -134,6 +141,20 @@ def choose_temperature(settings: Settings, network: nn.Module, tasks: TaskSource
     return replace(settings, temperature=str(chosen))
 
 
+def choose_train_ways(settings: Settings, tasks: TaskSource) -> tuple[Settings, TaskSource]:
+    """Settings and tasks with more classes in training, where none were given: a feature that tells
+    twenty classes apart tells five (docs/studies/heads.md). Half of the classes at most, so that
+    tasks differ."""
+    if settings.train_ways is not None or not isinstance(tasks, EpisodeTasks):
+        return settings, tasks
+    if settings.posterior != "full" or not settings.tie_head or not settings.iterations:
+        return settings, tasks
+    ways = min(MANY_WAYS, tasks.episodes("train").classes // 2)
+    if ways <= tasks.ways:
+        return settings, tasks
+    return replace(settings, train_ways=ways), replace(tasks, train_ways=ways)
+
+
 def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
     """The learner that the settings describe, around a network."""
     options: dict[str, Any] = {
@@ -151,6 +172,11 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
     for name in ("posterior", "cg_steps", "curvature", "damping", "block", "lam"):
         if getattr(settings, name) is not None:
             options[name] = getattr(settings, name)
+    if settings.stopping is not None:
+        options["stopping"] = stopping_of(settings.stopping)
+    if settings.model == "discriminant" and options.get("posterior") == "full":
+        del options["posterior"]  # its features bring the examples of a class together
+        options["belief"] = FullGaussian(per_class=True)
     if settings.regression:
         assert settings.noise_std is not None
         options["likelihood"] = Gaussian(settings.noise_std, learn=bool(settings.learn_noise))

@@ -249,6 +249,8 @@ class Trainer:
         settings = self.settings
         saved = self.step
         if self.step >= settings.iterations:
+            if validates and self.step == 0:
+                self.validate()  # nothing is trained, but it should be known how good the start is
             self.save()  # the run is complete, perhaps with only its best state on disk
         while self.step < settings.iterations:
             try:

@@ -11,9 +11,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ibaml.fields import SettingsError, chosen, near, refuse_unread
-from ibaml.kinds import IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
+from ibaml.kinds import FEATURES, IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
 from ibaml.training.settings import Settings
-from ibaml.words import BACKBONES, GAUSSIAN, IMPLICIT, NOT_OF_FULL, UNROLLED
+from ibaml.words import (
+    BACKBONES,
+    GAUSSIAN,
+    IMPLICIT,
+    NOT_OF_FULL,
+    STOPPINGS,
+    UNROLLED,
+    StoppingWord,
+)
 
 if TYPE_CHECKING:
     from ibaml.energy.likelihood import Temperature
@@ -24,8 +32,12 @@ def resolve(given: Mapping[str, Any]) -> Settings:
     settings = chosen(Settings, given)
     method = settings.get("method", "ibaml")
     _refuse_contradictions(settings, method)
-    values = {**_defaults(settings, method), **settings}
-    return Settings(**values)
+    made = Settings(**{**_defaults(settings, method), **settings})
+    if made.train_ways not in (None, made.ways) and not made.tie_head:
+        raise SettingsError(
+            "train_ways other than ways needs tie_head: else the head has one row for each class"
+        )
+    return made
 
 
 def data_kind(given: Mapping[str, Any]) -> Kind:
@@ -48,7 +60,7 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError(f"a table needs {' and '.join(missing)} too ({table[0]} was given)")
     refuse_unread_data(given)
     regression = is_regression(given)
-    for name in ("ways", "rotations", "augment", "tie_head"):
+    for name in ("ways", "train_ways", "rotations", "augment", "tie_head"):
         if regression and given.get(name):
             raise SettingsError(f"{name} is for classification, and {_what(given)} is regression")
     if regression and given.get("temperature") is not None:
@@ -67,11 +79,21 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError("solver head is for ibaml with noise on outputs: leave it out")
     if solver == "newton" and method not in IMPLICIT and method not in ("fomaml", "reptile"):
         raise SettingsError(f"solver newton cannot be unrolled, as {method} does: use descent")
+    stopping = given.get("stopping")
+    if stopping is not None and stopping_of(stopping) == "auto" and solver == "adam":
+        raise SettingsError(
+            "stopping auto needs step sizes, and those of solver adam follow from its gradients: "
+            "use descent or natural, or give stopping a number"
+        )
     _refuse_beside_full(given, method)
     if "lam" in given and "beta" in given:
         raise SettingsError("lam and beta both set the strength of the prior: give one of them")
     if solver == "natural" and method not in GAUSSIAN:
         raise SettingsError(f"solver natural moves log-variances, and {method} has none")
+    if given.get("model") == "discriminant" and regression:
+        raise SettingsError(
+            f"model discriminant is for classes, and {_what(given)} is regression: use mlp"
+        )
     if given.get("model") is not None:
         refuse_unread_by_network(given, given["model"])
     if "momentum" in given and given.get("optimizer", "adam") not in ("sgd", "rmsprop"):
@@ -137,6 +159,21 @@ def temperature_of(text: str) -> Temperature:
     return number
 
 
+def stopping_of(text: str) -> StoppingWord | float:
+    """What the setting stands for: a word, or δ."""
+    if text in STOPPINGS:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        raise SettingsError(
+            f"stopping must be auto, off or a number, got {text!r}{near(text, STOPPINGS)}"
+        ) from None
+    if not 0 <= number < math.inf:
+        raise SettingsError(f"stopping must be 0 or more, got {text}")
+    return number
+
+
 def _what(given: Mapping[str, Any]) -> str:
     return "a table" if data_kind(given) is TABLE else str(given.get("data"))
 
@@ -162,6 +199,12 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
         values["tasks"] = 16
     else:
         values["ways"] = 5
+    model = given.get("model")
+    if kind is FEATURES and model is None and given.get("hidden") is None:
+        model = "discriminant"
+    if model == "discriminant" and values.get("posterior") == "full" and "lam" not in given:
+        # the base classes give the map, the prior and the answer: nothing is left to train
+        values.update(model=model, tie_head=True, iterations=0, beta=None, init_log_var=None)
     if method in UNROLLED:
         values["learn_inner_lr"] = False
     if method == "reptile":

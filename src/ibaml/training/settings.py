@@ -78,6 +78,11 @@ class Settings:
         None, "Queries per class (regression: per task) in training.", _DATA, least=1,
         shown=f"{QUERIES}; a table: all other rows",
     )  # fmt: skip
+    train_ways: int | None = setting(
+        None, "Classes per task in training, if other than in the test (with --tie-head); of each "
+        "there are then fewer queries.", _DATA, least=2,
+        shown="posterior full: up to 20, at most half of the training classes; else ways",
+    )  # fmt: skip
     train_shots: int | None = setting(
         None, "Shots in training, if other than in the test.", _DATA, least=1,
         shown="shots; reptile at least 5",
@@ -88,10 +93,10 @@ class Settings:
     # --- network
     model: str | None = setting(
         None,
-        "Network: conv4, resnet12 or mlp.",
+        "Network: conv4, resnet12, mlp, or discriminant (vectors, from the base classes).",
         _NET,
         choices=tuple(BACKBONES),
-        shown="conv4 for images, else mlp",
+        shown="conv4 for images, discriminant for an .npz of features, else mlp",
     )
     channels: int | None = setting(
         None,
@@ -122,8 +127,9 @@ class Settings:
         _METHOD, shown="head for ibaml and imaml, else all",
     )  # fmt: skip
     tie_head: bool = setting(
-        False, "Share one prior row among all classes, for any number of classes.", _METHOD
-    )
+        False, "Share one prior row among all classes, for any number of classes.", _METHOD,
+        shown="yes for posterior full, else no",
+    )  # fmt: skip
     posterior: str | None = setting(
         None, "What is believed about the adapted weights: full (any covariance, of a linear head, "
         "in closed form), diagonal (the paper's) or low_rank.", _METHOD, choices=POSTERIORS,
@@ -166,6 +172,11 @@ class Settings:
         None, "all, or mean: the loss's curvature for the means only.", _METHOD,
         choices=("all", "mean"), only=("ibaml",), shown="all",
     )  # fmt: skip
+    stopping: str | None = setting(
+        None, "Whether the implicit gradient knows that descent was stopped early, after K steps: "
+        "auto, off, or the precision δ of the start instead of 1/(αK).", _METHOD, only=IMPLICIT,
+        shown="off",
+    )  # fmt: skip
     samples: int | None = setting(
         None,
         "S, Monte-Carlo samples (or points) of the energy.",
@@ -181,12 +192,13 @@ class Settings:
     )  # fmt: skip
     beta: float | None = setting(
         None, "β of the KL's weight β/N: 1 is Bayes, less tempers the posterior.", _METHOD, above=0,
-        only=GAUSSIAN, shown="posterior full 1; 0.002 for a head, else 0.001 (regression 0.01)",
+        only=GAUSSIAN,
+        shown="posterior full 0.01 (regression 1); 0.002 for a head, else 0.001 (regression 0.01)",
     )  # fmt: skip
     init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
         only=GAUSSIAN,
-        shown="posterior full 2.5 (regression -1); -5 for a head, else -9 (regression -6)",
+        shown="posterior full -6 (regression -1); -5 for a head, else -9 (regression -6)",
     )  # fmt: skip
     lam: float | None = setting(
         None, "λ, strength of the prior, for the mean nll: of iMAML's proximal term; for ibaml "
@@ -211,7 +223,9 @@ class Settings:
     )
 
     # --- meta-training
-    iterations: int = setting(2000, "Number of meta-iterations.", _OUTER, least=0)
+    iterations: int = setting(
+        2000, "Number of meta-iterations.", _OUTER, least=0, shown="2000; model discriminant 0"
+    )
     tasks: int = setting(
         8, "Tasks per meta-iteration, over all processes.", _OUTER, least=1,
         shown="8; regression 16",

@@ -15,10 +15,12 @@ from ibaml.learner import MetaLearner
 from ibaml.machine import pick_device, threads
 from ibaml.tasks import Inputs, TaskSource
 from ibaml.tasks.sources.decode import Progress
+from ibaml.training.base_classes import start_from_base
 from ibaml.training.build import (
     build_learner,
     build_network,
     choose_temperature,
+    choose_train_ways,
     describe_source,
     fit_network,
     located,
@@ -102,7 +104,9 @@ def _begin(
     tasks = open_tasks(settings, device, progress)
     tasks.batches("train", [0])  # too few classes or examples fail now
     settings = fit_network(settings, tasks)
+    settings, tasks = choose_train_ways(settings, tasks)
     network = build_network(settings, tasks.example_shape)
+    settings = start_from_base(settings, network, tasks, progress)
     settings = choose_temperature(settings, network, tasks)
     learner = build_learner(settings, network).to(device)
     learner.inputs = Inputs.of(tasks)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ibaml.arguments import check_word
+from ibaml.arguments import check_flag, check_word
 from ibaml.weights.belief import Belief, Prior, Start, check_kappa
 from ibaml.weights.precision import DiagonalPrecision
 from ibaml.words import INFERENCES, Inference
@@ -29,6 +29,8 @@ class FullGaussian(Belief):
             probable weights, or ``"variational"``, the Gaussian of least energy (slower). In
             regression with Gaussian noise both are exact.
         kappa: κ, the weight of the KL; None is β / N.
+        per_class: κ is β over the number of classes instead: all examples of a class count as one,
+            which suits features in which they are alike.
 
     >>> FullGaussian().blocks(10)
     {'mean': 10}
@@ -36,12 +38,16 @@ class FullGaussian(Belief):
 
     inference: Inference = "laplace"
     kappa: float | None = None
+    per_class: bool = False
 
     in_dual = True
 
     def __post_init__(self) -> None:
         check_word("inference", self.inference, INFERENCES)
         check_kappa(self.kappa)
+        check_flag("per_class", self.per_class)
+        if self.per_class and self.kappa is not None:
+            raise ValueError("per_class and kappa both say what the KL weighs: give one of them")
 
     def blocks(self, n: int) -> dict[str, int]:
         return {"mean": n}
