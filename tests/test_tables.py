@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ibaml.assessment import Protocol, assess
+from ibaml.assessment import Protocol, assess, comparable, open_test
 from ibaml.cli import app
 from ibaml.evaluation import mean_interval
 from ibaml.evaluation.predict import score_tasks
@@ -154,6 +154,25 @@ def test_a_run_of_before_first_rows_draws_random_rows(tmp_path):
     assert not open_source(folder).first_rows
 
 
+def test_runs_on_first_and_on_random_rows_are_compared_on_rows_that_are_named(run, tmp_path):
+    file = run.parent / "lines.tsv"
+    first = trained(file, tmp_path / "first", first_rows=True)
+    opened = [open_run(run), open_run(first)]
+    with pytest.raises(ValueError, match=r"first_rows differs: False in .*; give --first-rows"):
+        comparable(opened, Protocol())
+    for chosen in (True, False):
+        protocol = Protocol(tasks=20, first_rows=chosen)
+        comparable(opened, protocol)
+        for one in opened:
+            source = open_test(one, protocol)
+            assert isinstance(source, TableTasks)
+            assert source.first_rows is chosen
+    assert open_test(opened[1], Protocol(data="sinusoids")).name == "sinusoids"
+    waves = Protocol(data="sinusoids", first_rows=True)
+    with pytest.raises(ValueError, match="first_rows is not read for sinusoids"):
+        open_test(opened[0], waves)
+
+
 # --- how sure ------------------------------------------------------------------------------------
 
 
@@ -175,8 +194,6 @@ def test_scores_of_a_table_do_not_depend_on_the_tasks_at_once(run):
 
 
 def open_source(run: Path):
-    from ibaml.assessment import open_test
-
     return open_test(open_run(run), Protocol())
 
 

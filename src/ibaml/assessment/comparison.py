@@ -28,12 +28,12 @@ def comparable(runs: Sequence[Run], protocol: Protocol) -> None:
             raise SettingsError(
                 f"the runs differ: {first.path} is {kinds[0]} and {run.path} {kinds[1]}"
             )
-        for field in ("ways", "shots"):
+        for field in ("ways", "shots", "first_rows"):
             ours, theirs = getattr(first.settings, field), getattr(run.settings, field)
             if ours != theirs and getattr(protocol, field) is None:
                 raise SettingsError(
                     f"{field} differs: {ours} in {first.path}, {theirs} in {run.path}; give "
-                    f"--{field} to judge all on the same tasks"
+                    f"--{field.replace('_', '-')} to judge all on the same tasks"
                 )
         if run.data["digest"] != first.data["digest"] and protocol.data is None:
             raise SettingsError(

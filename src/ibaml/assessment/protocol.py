@@ -32,6 +32,10 @@ class Protocol:
         None, "Classes per task, if other than the run's (needs --tie-head).", _TASKS, least=2
     )
     shots: int | None = setting(None, "Shots, if other than the run's.", _TASKS, least=1)
+    first_rows: bool | None = setting(
+        None, "Table: learn from first rows, or (--no-first-rows) from random ones.", _TASKS,
+        shown="as in training",
+    )  # fmt: skip
     data: str | None = setting(None, "Dataset, if other than the run's.", _TASKS)
     root: str | None = setting(None, "Folder of that dataset's files.", _TASKS)
     steps: int | None = setting(None, "Steps of adaptation.", _HOW, least=0, shown="the run's")

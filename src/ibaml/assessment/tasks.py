@@ -21,7 +21,7 @@ def open_test(run: Run, protocol: Protocol, progress: Progress | None = None) ->
     settings = run.settings
     changed = {
         name: value
-        for name in ("ways", "shots", "queries", "data", "root")
+        for name in ("ways", "shots", "first_rows", "queries", "data", "root")
         if (value := getattr(protocol, name)) is not None
     }
     kind = data_kind({**vars(settings), **changed})
