@@ -47,7 +47,14 @@ if TYPE_CHECKING:
     )
     from ibaml.tasks import TaskBatch
     from ibaml.training.start import load
-    from ibaml.weights import Belief, DiagonalGaussian, FullGaussian, LowRankGaussian, Point
+    from ibaml.weights import (
+        Belief,
+        ClassMeans,
+        DiagonalGaussian,
+        FullGaussian,
+        LowRankGaussian,
+        Point,
+    )
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -79,7 +86,14 @@ else:
             ),
             "tasks": ("TaskBatch",),
             "training.start": ("load",),
-            "weights": ("Belief", "DiagonalGaussian", "FullGaussian", "LowRankGaussian", "Point"),
+            "weights": (
+                "Belief",
+                "ClassMeans",
+                "DiagonalGaussian",
+                "FullGaussian",
+                "LowRankGaussian",
+                "Point",
+            ),
         },
         modules=(
             "energy",
@@ -103,6 +117,7 @@ __all__ = [
     "Adam",
     "Belief",
     "Categorical",
+    "ClassMeans",
     "ConjugateGradient",
     "Curvature",
     "Dense",

@@ -23,6 +23,7 @@ from ibaml._version import __version__
 from ibaml.energy import ByTarget, Categorical, Gaussian, Likelihood, TaskEnergy
 from ibaml.extras import need
 from ibaml.files import write_whole
+from ibaml.heads.class_means import ClassDirections
 from ibaml.heads.dual import DualPosterior
 from ibaml.heads.regression import RegressionPosterior
 from ibaml.learner import MetaLearner
@@ -40,6 +41,7 @@ _CHOICES: dict[str, type] = {
     one.__name__: one
     for one in (
         weights.Point, weights.DiagonalGaussian, weights.LowRankGaussian, weights.FullGaussian,
+        weights.ClassMeans,
         solve.GradientDescent, solve.NaturalDescent, solve.Adam, solve.NewtonCG,
         solve.DualNewton, solve.HeadNewton,
         gradient.Unrolled, gradient.FirstOrder, gradient.Reptile, gradient.Implicit,
@@ -246,6 +248,8 @@ def save_posterior(posterior: Posterior, path: str | Path, *, examples: bool = T
         tensors["posterior/features"] = energy.answer.features
         tensors["posterior/y"] = energy.y
         facts["support_size"] = energy.x.shape[1]
+    if isinstance(energy.answer, ClassDirections):
+        tensors["posterior/rows"] = energy.answer.rows
     if posterior.needs_examples:
         if not examples:
             raise ArtifactError(
@@ -304,6 +308,10 @@ def _answered(
     energy: TaskEnergy, tensors: Mapping[str, Tensor], solver: solve.DualNewton
 ) -> TaskEnergy:
     """The energy with the posterior of the features and targets in the file."""
+    if (rows := tensors.get("posterior/rows")) is not None:
+        if rows.dim() != 3 or rows.shape[1:] != energy.rows(energy.meta.prior[0]).shape:
+            raise ValueError("the rows of the head do not fit the learner")
+        return replace(energy, answer=ClassDirections(rows.to(energy.x)))
     if "posterior/features" not in tensors:
         return replace(energy, answer=solve.before_examples(energy, 1))
     y = tensors["posterior/y"].to(energy.y)

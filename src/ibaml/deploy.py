@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ibaml.energy import Likelihood, TaskEnergy
 from ibaml.execution import held, norm_layers
+from ibaml.heads.class_means import ClassDirections
 from ibaml.heads.points import PREDICTION_POINTS, gaussian_points, place
 from ibaml.metastep import map_tensors
 from ibaml.posterior import Posteriors
@@ -156,11 +157,12 @@ def predictive_module(task: Posteriors, samples: int = 10) -> nn.Module:
     if (gaussian := _gaussian_outputs(task)) is not None:
         members = gaussian
         if labels:
-            outputs = task._energy.layout.shapes[0][0]
-            v = task._v
-            members = AtPoints(
-                gaussian, gaussian_points(PREDICTION_POINTS, outputs, v.dtype, v.device)
-            )
+            v, outputs = task._v, task._energy.layout.shapes[0][0]
+            if isinstance(task._energy.answer, ClassDirections):
+                points = v.new_zeros(1, outputs)
+            else:
+                points = gaussian_points(PREDICTION_POINTS, outputs, v.dtype, v.device)
+            members = AtPoints(gaussian, points)
     else:
         energy = task._sampled(samples, None)
         weights = energy.weights(task._v)

@@ -40,6 +40,7 @@ from ibaml.solve import DualNewton, HeadNewton, Rate, Solver
 from ibaml.tasks import Dataset, Inputs, TaskSource
 from ibaml.weights import (
     Belief,
+    ClassMeans,
     DiagonalGaussian,
     FullGaussian,
     LowRankGaussian,
@@ -48,6 +49,7 @@ from ibaml.weights import (
 )
 from ibaml.words import (
     CURVATURES,
+    IN_CLOSED_FORM,
     NOT_OF_FULL,
     POSTERIORS,
     READ_BY,
@@ -155,7 +157,8 @@ class IbamlOptions(ImplicitOptions, BayesOptions, total=False):
 
     Attributes:
         posterior: what is believed about the adapted weights: ``"full"``, any covariance, for a
-            linear head, in closed form; ``"diagonal"``, the paper's; or ``"low_rank"``. By default
+            linear head, in closed form; ``"diagonal"``, the paper's; ``"low_rank"``; or
+            ``"class_means"`` (`ClassMeans`, for features white within classes). By default
             a head's is full, unless an option is given that describes how the others are computed
             (``samples``, ``noise``, ``steps``, ``lr``, ``solver``, ``cg_steps``, …).
         lam: λ, the strength of the prior at the start, on the mean nll as in iMAML, instead of β:
@@ -250,7 +253,7 @@ def _make(
     for name in ("samples", "noise", "beta", "init_log_var"):
         if name in values:
             options.setdefault(name, values[name])
-    if values.get("posterior") == "full":
+    if values.get("posterior") in IN_CLOSED_FORM:
         options.setdefault("objective", values["objective"])
         if isinstance(options.get("likelihood"), Categorical):  # else targets may be numbers
             options.setdefault("tie_head", values["tie_head"])
@@ -313,19 +316,19 @@ def _belief(method: str, options: dict[str, Any], values: Mapping[str, Any]) -> 
         log_var = options.get("init_log_var", values["init_log_var"])
         check_number("init_log_var", log_var)
         kappa = lam * math.exp(log_var)
-    if values["posterior"] == "full":
-        _refuse_draws(options)
-        return FullGaussian(kappa=kappa)
+    if values["posterior"] in IN_CLOSED_FORM:
+        _refuse_draws(values["posterior"], options)
+        return FullGaussian(kappa=kappa) if values["posterior"] == "full" else ClassMeans()
     return (DiagonalGaussian if values["posterior"] == "diagonal" else LowRankGaussian)(kappa=kappa)
 
 
-def _refuse_draws(options: Mapping[str, Any]) -> None:
+def _refuse_draws(posterior: str, options: Mapping[str, Any]) -> None:
     """Refuse options of beliefs that are not in closed form."""
     draws = ("samples", "noise", "cg_steps", "curvature", "damping", "block", "stopping", "lr")
     for name in draws:
         if name in options:
             raise ValueError(
-                f'{name} is not read by posterior="full", which is in closed form: leave it out, '
+                f'{name} is not read by posterior="{posterior}", in closed form: leave it out, '
                 'or use posterior="diagonal"'
             )
 
@@ -380,7 +383,7 @@ def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRul
             )
         return None
     cg_steps = options.pop("cg_steps", None)
-    if values.get("posterior") == "full":
+    if values.get("posterior") in IN_CLOSED_FORM:
         return Implicit()
     chosen = Curvature(
         options.pop("curvature", values["curvature"]),

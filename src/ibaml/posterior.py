@@ -21,6 +21,7 @@ from ibaml.energy import (
     gaussian_nll,
 )
 from ibaml.execution import NormStats, held, support_statistics, watch_moments
+from ibaml.heads.class_means import ClassDirections
 from ibaml.heads.points import PREDICTION_POINTS, gaussian_points, place
 from ibaml.labels import as_tensor, decoded, encoded
 from ibaml.seeding import draw_seed
@@ -105,6 +106,8 @@ class Posteriors:
     def log_var(self) -> dict[str, Tensor]:
         """Posterior log-variances of the adapted weights by name (none for a point)."""
         energy = self._energy
+        if isinstance(energy.answer, ClassDirections):
+            return {}
         if energy.answer is not None:
             return energy.layout.split(energy.flat(energy.answer.weight_variances()).log())
         log_var = energy.belief.log_var(self._v)
@@ -209,6 +212,8 @@ class Posteriors:
         if self._energy.y.is_floating_point() or (moments := self._moments(x, generator)) is None:
             return None
         mean, covariance = moments
+        if isinstance(self._energy.answer, ClassDirections):
+            return iter([mean[:, None]])  # no spread
         points = gaussian_points(count, mean.shape[-1], mean.dtype, mean.device)
         at_once = max(1, _ENTRIES // (points.numel() * len(mean)))
         parts = zip(mean.split(at_once, 1), covariance.split(at_once, 1), strict=True)

@@ -26,7 +26,7 @@ from ibaml.solve import (
     Solver,
 )
 from ibaml.tasks import Dataset, EpisodeTasks, TaskSource
-from ibaml.words import GAUSSIAN, IMPLICIT, METHODS, NOT_OF_FULL
+from ibaml.words import GAUSSIAN, IMPLICIT, IN_CLOSED_FORM, METHODS, NOT_OF_FULL
 
 MANY_WAYS = 20  # classes of a training task, if the prior is tied over them and there are enough
 MANY_CLASSES = 300  # with so many, a temperature learned with the prior is right for new classes
@@ -67,7 +67,7 @@ def recommended(
         values["posterior"] = given.get("posterior", "full" if full else "diagonal")
     if regression:
         values.update(noise_std=0.3, learn_noise=method != "reptile")
-    if values.get("posterior") == "full":
+    if values.get("posterior") in IN_CLOSED_FORM:
         return {**values, **_full(regression)}
     on_outputs = by_itself and values.get("posterior") == "diagonal" and "inner_lr" not in given
     noise = given.get("noise", "outputs" if on_outputs else "antithetic")

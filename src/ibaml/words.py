@@ -48,8 +48,9 @@ SolverName = Literal["newton", "descent", "natural", "adam", "dual", "head"]
 SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam", "dual", "head")
 ObjectiveName = Literal["query", "predictive", "abml"]
 OBJECTIVES: tuple[ObjectiveName, ...] = ("query", "predictive", "abml")
-PosteriorName = Literal["diagonal", "low_rank", "full"]
-POSTERIORS: tuple[PosteriorName, ...] = ("diagonal", "low_rank", "full")
+PosteriorName = Literal["diagonal", "low_rank", "full", "class_means"]
+POSTERIORS: tuple[PosteriorName, ...] = ("diagonal", "low_rank", "full", "class_means")
+IN_CLOSED_FORM: tuple[PosteriorName, ...] = ("full", "class_means")  # of a linear head
 # how a posterior is computed that is not full; one of them, given, selects the diagonal one
 NOT_OF_FULL = (
     "samples", "noise", "cg_steps", "curvature", "damping", "block", "stopping", "solver", "steps",

@@ -1,15 +1,12 @@
 """Which map, which prior and which temperature do the base classes give to a head on vectors?
 
 In closed form: vectors are centered, whitened within classes (shrunk by s) and brought to length 1,
-z = u/‖u‖; a class's weights are a priori N(0, D) with D low rank plus diagonal,
+z = u/‖u‖; a class's mean is a priori N(0, D) with D low rank plus diagonal,
 
-    D = exp(a)·I + exp(b)·B,        B the covariance of the base classes' whitened means.
+    D = exp(a)·I + exp(b)·B,        B the covariance of the base classes' whitened means,
 
-In the axes of B, D is a diagonal, and as a scale of the features it is the identity. Five scalars
-are left: s, a, b, and two of the answer, log β and log t. Examples of a class are alike, so all of
-them together count as one (the energy is Σ_n nll + k·KL with k examples a class); else one t would
-not do for all k. The logits' covariance is β times that of Laplace's posterior (the prior is
-N(0, βD) and the KL has the weight βk; β → 0 is the point), and the answer is E softmax(t·z).
+which is a diagonal in the axes of B. The head is that of `ibaml.heads.class_means`, the answer
+softmax(t·cosines). Four scalars are left: s, a, b and log t.
 
 Whitening fits the classes it was computed from, so the scalars minimize the predictive nll of
 episodes from classes that the map has not seen: classes are dealt into folds, each with the map of
@@ -26,32 +23,27 @@ from math import exp, sqrt
 import torch
 from torch import Tensor
 
-from ibaml.heads.dual import laplace
 from ibaml.heads.from_data import class_folds
-from ibaml.heads.points import log_predictive
-from ibaml.heads.prior import HeadPrior
 
 _SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.85, 0.97, 1.0)
 _FOLDS, _LEFT_OUT = 4, 6  # folds, and as many classes in each if there are enough for two folds
-_EPISODES, _MORE, _QUERIES = 3, 9, 3  # of each size in each fold, in the search and after it
-_SIZES = ((5, 1), (5, 10), (10, 1), (10, 2), (10, 5), (20, 1))  # ways and shots of episodes
-_POINTS = 128
+_EPISODES, _QUERIES = 10, 4  # of each size in each fold; queries of each class
+_SIZES = ((5, 1), (5, 5), (10, 1), (10, 2), (10, 5), (10, 10), (20, 1))  # ways, shots of episodes
 _HOLD = 1e-3  # pulls the scalars to their defaults, where episodes do not say
 
 
 @dataclass(frozen=True)
 class Scalars:
-    """What does not depend on the classes: s, a, b, log β and log t. The defaults are for base
-    classes that are too few to learn them."""
+    """What does not depend on the classes: s, a, b and log t. The defaults are for base classes
+    that are too few to learn them."""
 
     shrinkage: float = 0.85
-    diagonal: float = 4.0
-    between: float = 0.0
-    log_beta: float = -6.0
-    log_temperature: float = 1.5
+    diagonal: float = -3.5
+    between: float = -6.5
+    log_temperature: float = 3.0
 
     def free(self) -> Tensor:
-        """a, b, log β and log t, which gradients find (s is searched)."""
+        """a, b and log t, which gradients find (s is searched)."""
         return torch.tensor(astuple(self)[1:], dtype=torch.float64)
 
 
@@ -62,20 +54,16 @@ class FromBase:
     Attributes:
         center: subtracted from vectors, (F,).
         map: (F, K).
-        scale: of the mapped features of length 1, (K,); the prior of the head is then N(0, β·I).
+        between: variances of class means along the map's directions, (K,).
         scalars: see `Scalars`.
         nll: of episodes of classes that the map had not seen; None if the scalars are defaults.
     """
 
     center: Tensor
     map: Tensor
-    scale: Tensor
+    between: Tensor
     scalars: Scalars
     nll: float | None
-
-    @property
-    def beta(self) -> float:
-        return exp(self.scalars.log_beta)
 
     @property
     def temperature(self) -> float:
@@ -107,10 +95,10 @@ def fit(
         reduced, origin, basis = _reduced(x.detach(), widest)
         nll, scalars = _cross_fitted(reduced, y, seed, on_step)
         shape = Whitening.of(_Moments.of(reduced, y))
-        axes, between = shape.axes(scalars.shrinkage)
-    scale = (exp(scalars.diagonal) + exp(scalars.between) * between).sqrt()
+        axes, found = shape.axes(scalars.shrinkage)
+    between = exp(scalars.diagonal) + exp(scalars.between) * found
     size = basis.square().sum(0).mean()  # basis/size inverts the reduction
-    return FromBase(origin + basis @ shape.center / size, basis @ axes, scale, scalars, nll)
+    return FromBase(origin + basis @ shape.center / size, basis @ axes, between, scalars, nll)
 
 
 def _reduced(x: Tensor, widest: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -197,11 +185,13 @@ class Whitening:
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes of one size from classes that the map has not seen, their support examples first.
+    """Episodes of one size from classes that the map has not seen, their support examples first,
+    class by class.
 
     Attributes:
         own: coordinates of z with the products of z, (T, M, R).
-        common: z·means, (T, M, B).
+        common: coordinates of z in the axes of B, (T, M, A).
+        variances: of B along them, (T, A).
         labels: (M,), the same for all episodes.
         ways: how many classes.
         support: how many of the M are support examples.
@@ -209,27 +199,32 @@ class Episodes:
 
     own: Tensor
     common: Tensor
+    variances: Tensor
     labels: Tensor
     ways: int
     support: int
 
     def nll(self, free: Tensor) -> Tensor:
-        """The mean predictive nll of the queries at a, b, log β and log t."""
-        diagonal, between, log_beta, log_temperature = free.unbind()
-        features = torch.cat([self.own, self.common], -1)
-        widths = torch.tensor([self.own.shape[-1], self.common.shape[-1]])
-        log_var = torch.stack([diagonal, between]).repeat_interleave(widths)
-        prior = HeadPrior(torch.zeros_like(log_var), log_var)
-        labels = self.labels.expand(len(features), -1)
-        shown, asked = features[:, : self.support], features[:, self.support :]
-        posterior = laplace(
-            prior, shown, labels[:, : self.support], self.ways, self.support / self.ways, tol=1e-6
+        """The mean predictive nll of the queries at a, b and log t."""
+        diagonal, between, log_temperature = free.unbind()
+        shots = self.support // self.ways
+        known = shots * diagonal.exp()
+        gain = known / (known + 1)
+        known = known + shots * between.exp() * self.variances[:, None]
+        more = known / (known + 1) - gain  # in the axes of B
+        own, common = (
+            part[:, : self.support].unflatten(1, (self.ways, shots)).mean(2)
+            for part in (self.own, self.common)
         )
-        mean, covariance = posterior.moments(asked)
-        answers = log_predictive(
-            mean, log_beta.exp() * covariance, log_temperature.exp(), max(_POINTS, 2 * self.ways)
-        )
-        return -answers.gather(-1, labels[:, self.support :, None]).mean()
+        asked, along = self.own[:, self.support :], self.common[:, self.support :]
+        products = gain * asked @ own.mT + (along * more) @ common.mT
+        squares = gain**2 * own.square().sum(-1) + (
+            ((gain + more).square() - gain**2) * common.square()
+        ).sum(-1)
+        cosines = products / squares.clamp_min(1e-300).sqrt()[:, None]
+        answers = (log_temperature.exp() * cosines).log_softmax(-1)
+        labels = self.labels[self.support :].expand(len(answers), -1)
+        return -answers.gather(-1, labels[..., None]).mean()
 
 
 def episodes_nll(episodes: Sequence[Episodes], free: Tensor) -> Tensor:
@@ -285,7 +280,7 @@ def _rows(
     """Rows of episodes, (T, ways·(shots + queries)), all support examples first."""
     enough = [m for m in members if len(m) >= shots + queries]
     episodes = []
-    for _ in range(_MORE):
+    for _ in range(_EPISODES):
         some = torch.randperm(len(enough), generator=generator)[:ways].tolist()
         picked = [
             enough[c][torch.randperm(len(enough[c]), generator=generator)[: shots + queries]]
@@ -296,31 +291,35 @@ def _rows(
     return torch.stack(episodes)
 
 
-def _episodes(folds: Sequence[_Fold], shrinkage: float, count: int) -> list[Episodes]:
-    """Episodes with every fold's map at one shrinkage, ``count`` of each size of each fold, those
-    of equal size together."""
-    parts: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}
+def _episodes(folds: Sequence[_Fold], shrinkage: float) -> list[Episodes]:
+    """Episodes with every fold's map at one shrinkage, those of equal size together."""
+    parts: dict[tuple[int, int, int], list[tuple[Tensor, Tensor, Tensor]]] = {}
     for fold in folds:
         weights = fold.map.weights(shrinkage)
         z = torch.nn.functional.normalize(fold.examples * weights, dim=-1)
-        common = z @ (sqrt(len(weights)) * fold.map.means * weights).mT
-        for size, drawn in fold.episodes.items():
-            where = drawn[:count]
+        factor = sqrt(len(weights)) * fold.map.means * weights
+        _, singular, axes = torch.linalg.svd(factor, full_matrices=False)
+        common = z @ axes.mT
+        for size, where in fold.episodes.items():
             # coordinates in the examples' own span: the same products, in fewer numbers
             own = torch.linalg.qr(z[where].mT, mode="r").R.mT
-            parts.setdefault(size, []).append((own, common[where]))
+            variances = singular.square().expand(len(where), -1)
+            parts.setdefault(size, []).append((own, common[where], variances))
     return [_together(size, some) for size, some in parts.items()]
 
 
-def _together(size: tuple[int, int, int], parts: Sequence[tuple[Tensor, Tensor]]) -> Episodes:
+def _together(
+    size: tuple[int, int, int], parts: Sequence[tuple[Tensor, Tensor, Tensor]]
+) -> Episodes:
     ways, shots, queries = size
     names = torch.arange(ways, device=parts[0][0].device)
     labels = torch.cat([names.repeat_interleave(shots), names.repeat_interleave(queries)])
-    widest = max(common.shape[-1] for _, common in parts)
+    widest = max(common.shape[-1] for _, common, _ in parts)
     pad = torch.nn.functional.pad
     return Episodes(
-        torch.cat([own for own, _ in parts]),
-        torch.cat([pad(common, (0, widest - common.shape[-1])) for _, common in parts]),
+        torch.cat([own for own, _, _ in parts]),
+        torch.cat([pad(common, (0, widest - common.shape[-1])) for _, common, _ in parts]),
+        torch.cat([pad(along, (0, widest - along.shape[-1])) for _, _, along in parts]),
         labels,
         ways,
         ways * shots,
@@ -343,22 +342,19 @@ def _cross_fitted(
         on_step(len(tried), len(_SHRINKAGES))
         tried.add(here)
         shrinkage = _SHRINKAGES[here]
-        episodes = _episodes(folds, shrinkage, _EPISODES)
-        loss, free = minimize(episodes, best[1].free(), steps=10 if len(tried) == 1 else 5)
+        loss, free = minimize(_episodes(folds, shrinkage), best[1].free(), steps=20)
         if loss < best[0]:
             best = loss, Scalars(shrinkage, *free.tolist())
             waiting = [
                 i for i in (*waiting, here - 1, here + 1)
                 if i in range(len(_SHRINKAGES)) and i not in tried
             ]  # fmt: skip
-    # t and β are held to a few percent only by more episodes than the shrinkage needs
-    nll, free = minimize(_episodes(folds, best[1].shrinkage, _MORE), best[1].free(), steps=5)
     on_step(len(_SHRINKAGES), len(_SHRINKAGES))
-    return nll, Scalars(best[1].shrinkage, *free.tolist())
+    return best
 
 
 def minimize(episodes: Sequence[Episodes], start: Tensor, steps: int) -> tuple[float, Tensor]:
-    """The nll of the episodes and a, b, log β, log t that minimize it, held to the defaults."""
+    """The nll of the episodes and a, b, log t that minimize it, held to the defaults."""
     free = start.detach().clone().requires_grad_()
     usual = Scalars().free()
     optimizer = torch.optim.LBFGS([free], max_iter=steps, line_search_fn="strong_wolfe")

@@ -314,8 +314,6 @@ class MetaLearner(LearnerState):
         layout = self.layout if layout is None else layout
         run = self._kinds.settle(self, x, y, layout, plan) if run is None else run
         plan = self.norm_plan("batch") if plan is None else plan
-        beta = 1.0 if self.log_beta is not None else self.beta
-        count = layout.shapes[0][0] if self.belief.per_class else x.shape[1]
         return TaskEnergy(
             model=self.model,
             run=run,
@@ -327,7 +325,7 @@ class MetaLearner(LearnerState):
             x=x,
             y=y,
             noise=noise,
-            weight=self.belief.weight(beta, count),
+            weight=self.belief.weight(1.0 if self.log_beta is not None else self.beta, x.shape[1]),
         )
 
     # --- a new task ------------------------------------------------------------------------------

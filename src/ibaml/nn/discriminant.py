@@ -2,8 +2,8 @@
 features of length 1, then the head.
 
 The map is not trained: it comes in closed form from the base classes (`ibaml.heads.from_base`), as
-does the scale of each feature, which is the prior of the head's weights. Until it is taken, the map
-is the identity.
+do the variances of class means, which are the prior of `ibaml.ClassMeans`. Until it is taken, the
+map is the identity.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ WIDEST = 2048  # of more inputs, this many directions are kept
 
 
 class Discriminant(nn.Module):
-    """z = (x − center)·map, then a linear head on the features scale ⊙ z/‖z‖.
-
-    The features' scale stands for the prior's variances, so that one variance for all weights of
-    the head is right. The head has no bias, which a constant direction would be. It starts at 0.
+    """z = (x − center)·map, then a linear head without bias on z/‖z‖. The head starts at 0.
 
     Args:
         inputs: numbers in an input; inputs of more dimensions are flattened.
@@ -35,39 +32,40 @@ class Discriminant(nn.Module):
 
     center: Tensor
     map: Tensor
-    scale: Tensor
+    between: Tensor
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         width = min(inputs, WIDEST)
         self.register_buffer("center", torch.zeros(inputs))
         self.register_buffer("map", torch.eye(inputs, width))
-        self.register_buffer("scale", torch.ones(width))
+        self.register_buffer("between", torch.ones(width))
         self.head = nn.Linear(width, outputs, bias=False)
         nn.init.zeros_(self.head.weight)
 
     def features(self, x: Tensor) -> Tensor:
         """What the head reads, (n, width)."""
         z = (x.flatten(1) - self.center) @ self.map
-        return self.scale * nn.functional.normalize(z, dim=-1)
+        return nn.functional.normalize(z, dim=-1)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.features(x))
         return out
 
     @torch.no_grad()
-    def take(self, center: Tensor, map: Tensor, scale: Tensor) -> None:
-        """Set the map. It may have fewer directions than the network, whose others stay silent."""
+    def take(self, center: Tensor, map: Tensor, between: Tensor) -> None:
+        """Set the map, and the variances of class means along its directions. It may have fewer of
+        them than the network, whose others stay silent."""
         inputs, width = self.map.shape
-        if center.shape != (inputs,) or map.shape != (inputs, len(scale)) or len(scale) > width:
+        if center.shape != (inputs,) or map.shape != (inputs, len(between)) or len(between) > width:
             raise ValueError(
                 f"the map must be ({inputs}, {width}) or narrower, with a center of {inputs} and a "
-                f"scale per direction; got {tuple(map.shape)}, {tuple(center.shape)} and "
-                f"{tuple(scale.shape)}"
+                f"variance per direction; got {tuple(map.shape)}, {tuple(center.shape)} and "
+                f"{tuple(between.shape)}"
             )
         self.center.copy_(center)
-        self.map.zero_()[:, : len(scale)] = map.to(self.map)
-        self.scale.zero_()[: len(scale)] = scale.to(self.scale)
+        self.map.zero_()[:, : len(between)] = map.to(self.map)
+        self.between.fill_(1.0)[: len(between)] = between.to(self.between)
 
 
 def discriminant(inputs: int, outputs: int) -> Discriminant:

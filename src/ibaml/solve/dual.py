@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ibaml.arguments import check_count, check_number
 from ibaml.energy import Energy, TaskEnergy, detached
+from ibaml.heads.class_means import class_directions
 from ibaml.heads.dual import laplace
 from ibaml.heads.gaussian import BeforeExamples, GaussianHead
 from ibaml.heads.prior import HeadPrior
@@ -20,7 +21,7 @@ from ibaml.heads.regression import regression
 from ibaml.heads.variational import variational
 from ibaml.linalg import Reason
 from ibaml.solve.base import Solution, energy_and_gradient
-from ibaml.weights import FullGaussian
+from ibaml.weights import ClassMeans, FullGaussian
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class DualNewton:
             silent = torch.where(solution.diverged[:, None, None], 0.0, features)
             answer, solution = self._solved(energy, prior, silent)
             solution = _with(solution, reason=reason)
-        if examine:
+        if examine and not isinstance(energy.belief, ClassMeans):  # which minimizes nothing
             held, v = detached(energy), solution.value
             start = energy.belief.start(held.meta.prior, len(v))
             with torch.no_grad():
@@ -75,13 +76,21 @@ class DualNewton:
     ) -> tuple[GaussianHead, Solution]:
         beta = energy.kappa * features.shape[1]
         classes = energy.rows(energy.meta.prior[0]).shape[0]
-        if energy.likelihood.takes_labels(energy.y):
+        steps = torch.zeros(len(features), dtype=torch.long, device=features.device)
+        reason = torch.full_like(steps, int(Reason.CONVERGED))
+        answer: GaussianHead
+        if isinstance(energy.belief, ClassMeans):
+            if not energy.likelihood.takes_labels(energy.y):
+                raise ValueError("ClassMeans is for labels, and the targets are numbers")
+            variance = prior.log_var.exp()
+            answer = class_directions(features, energy.y, classes, variance)
+        elif energy.likelihood.takes_labels(energy.y):
             assert isinstance(energy.belief, FullGaussian)
             infer = variational if energy.belief.inference == "variational" else laplace
             given = {} if infer is variational else {"steps": self.steps}
             found = infer(prior, features, energy.y, classes, beta, tol=self.tol, **given)
             steps, reason = found.steps, found.reason
-            answer: GaussianHead = found
+            answer = found
         else:
             noise = energy.noise_variance()
             if noise is None:
@@ -91,8 +100,6 @@ class DualNewton:
                 )
             targets = energy.y.unsqueeze(-1) if energy.y.dim() == 2 else energy.y
             answer = regression(prior, features, targets, noise, beta)
-            steps = torch.zeros(len(features), dtype=torch.long, device=features.device)
-            reason = torch.full_like(steps, int(Reason.CONVERGED))
         value = energy.flat(answer.mean_weights())
         finite = value.detach().isfinite().all(-1)
         reason = torch.where(finite, reason, int(Reason.NONFINITE))

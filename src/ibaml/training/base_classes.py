@@ -1,11 +1,10 @@
 """What do the base classes give a run before its first step? For vectors, the map of the network
-(`ibaml.nn.discriminant`), the prior's strength and the temperature, all in closed form or by
-cross-fitting (`ibaml.heads.from_base`)."""
+(`ibaml.nn.discriminant`), the prior and the temperature, in closed form or by cross-fitting
+(`ibaml.heads.from_base`)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
 
 import numpy as np
 import torch
@@ -21,9 +20,8 @@ from ibaml.training.settings import Settings
 def start_from_base(
     settings: Settings, network: nn.Module, tasks: TaskSource, progress: Progress | None = None
 ) -> Settings:
-    """The settings with β and ρ from the training classes, where they were not given, and t if there
-    are no validation classes to fit it on; the network takes its map from them. Networks without
-    such a map stay as they are."""
+    """The settings with the temperature from the training classes, if none was given; the network
+    takes its map from them. Networks without such a map stay as they are."""
     if not isinstance(network, Discriminant) or not isinstance(tasks, EpisodeTasks):
         return settings
     data, prepare = tasks.data, Inputs.of(tasks)
@@ -35,12 +33,7 @@ def start_from_base(
         seed=settings.seed,
         on_step=progress or (lambda done, total: None),
     )
-    network.take(found.center, found.map, found.scale)
-    if settings.posterior != "full":
-        return settings  # the scalars are those of the closed form
-    validated = settings.val_every and len(data.splits.get("val", ())) >= tasks.ways
-    if settings.temperature is None and not validated:  # else it is fitted on validation classes
-        settings = replace(settings, temperature=f"{found.temperature:.6g}")
-    beta = found.beta if settings.beta is None else settings.beta
-    rho = log(beta) if settings.init_log_var is None else settings.init_log_var
-    return replace(settings, beta=beta, init_log_var=rho)
+    network.take(found.center, found.map, found.between)
+    if settings.posterior != "class_means" or settings.temperature is not None:
+        return settings
+    return replace(settings, temperature=f"{found.temperature:.6g}")

@@ -14,7 +14,7 @@ from ibaml.energy import Categorical, Gaussian
 from ibaml.fields import SettingsError, near
 from ibaml.kinds import NAMES, SINUSOIDS, TABLE
 from ibaml.learner import MetaLearner
-from ibaml.nn import backbone
+from ibaml.nn import Discriminant, backbone
 from ibaml.objectives import Abml, Objective, PredictiveNll, QueryNll
 from ibaml.recommended import MANY_WAYS, make_solver, recommended_temperature
 from ibaml.solve import Solver
@@ -28,8 +28,8 @@ from ibaml.training.rules import (
     temperature_of,
 )
 from ibaml.training.settings import Settings
-from ibaml.weights import FullGaussian
-from ibaml.words import BACKBONES
+from ibaml.weights import ClassMeans
+from ibaml.words import BACKBONES, IN_CLOSED_FORM
 
 
 def pick_dtype(settings: Settings) -> torch.dtype:
@@ -147,7 +147,7 @@ def choose_train_ways(settings: Settings, tasks: TaskSource) -> tuple[Settings, 
     tasks differ."""
     if settings.train_ways is not None or not isinstance(tasks, EpisodeTasks):
         return settings, tasks
-    if settings.posterior != "full" or not settings.tie_head or not settings.iterations:
+    if settings.posterior not in IN_CLOSED_FORM or not settings.tie_head or not settings.iterations:
         return settings, tasks
     ways = min(MANY_WAYS, tasks.episodes("train").classes // 2)
     if ways <= tasks.ways:
@@ -174,9 +174,6 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
             options[name] = getattr(settings, name)
     if settings.stopping is not None:
         options["stopping"] = stopping_of(settings.stopping)
-    if settings.model == "discriminant" and options.get("posterior") == "full":
-        del options["posterior"]  # its features bring the examples of a class together
-        options["belief"] = FullGaussian(per_class=True)
     if settings.regression:
         assert settings.noise_std is not None
         options["likelihood"] = Gaussian(settings.noise_std, learn=bool(settings.learn_noise))
@@ -184,6 +181,11 @@ def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
         options["likelihood"] = Categorical(temperature_of(settings.temperature))
     build = getattr(methods, settings.method)
     learner: MetaLearner = build(network, **options)
+    if isinstance(network, Discriminant) and isinstance(learner.belief, ClassMeans):
+        with torch.no_grad():  # the prior that the base classes give (a saved one replaces it)
+            for name, parameter in learner.named_parameters():
+                if name.startswith("log_var."):
+                    parameter.copy_(network.between.log().expand_as(parameter))
     return learner
 
 

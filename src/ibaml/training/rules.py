@@ -17,6 +17,7 @@ from ibaml.words import (
     BACKBONES,
     GAUSSIAN,
     IMPLICIT,
+    IN_CLOSED_FORM,
     NOT_OF_FULL,
     STOPPINGS,
     UNROLLED,
@@ -116,16 +117,23 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
 def _refuse_beside_full(given: Mapping[str, Any], method: str) -> None:
     """Refuse what a posterior in closed form does not read, and its solver for other posteriors."""
     posterior, solver = given.get("posterior"), given.get("solver")
-    if solver == "dual" and (method != "ibaml" or posterior not in (None, "full")):
+    if solver == "dual" and (method != "ibaml" or posterior not in (None, *IN_CLOSED_FORM)):
         raise SettingsError("solver dual is for posterior full, of method ibaml: leave it out")
-    if solver == "dual" or posterior == "full":
+    if solver == "dual" or posterior in IN_CLOSED_FORM:
+        posterior = posterior or "full"
         if given.get("adapt", "head") == "all":
-            raise SettingsError("posterior full is for a linear head: use adapt head")
+            raise SettingsError(f"posterior {posterior} is for a linear head: use adapt head")
+        for name in ("beta", "init_log_var", "lam"):
+            if posterior == "class_means" and name in given:
+                raise SettingsError(
+                    f"{name} is not read by posterior class_means, whose prior comes from the base "
+                    "classes: leave it out, or use posterior full"
+                )
         for name in NOT_OF_FULL:
             if name in given and name != "steps" and given[name] != "dual":
                 raise SettingsError(
-                    f"{name} is not read by posterior full, which is in closed form: leave it out, "
-                    "or use posterior diagonal"
+                    f"{name} is not read by posterior {posterior}, which is in closed form: leave "
+                    "it out, or use posterior diagonal"
                 )
 
 
@@ -202,9 +210,12 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
     model = given.get("model")
     if kind is FEATURES and model is None and given.get("hidden") is None:
         model = "discriminant"
-    if model == "discriminant" and values.get("posterior") == "full" and "lam" not in given:
+    own = any(name in given for name in ("posterior", "beta", "init_log_var", "lam"))
+    if model == "discriminant" and values.get("posterior") == "full" and not own:
+        values["posterior"] = "class_means"
+    if values.get("posterior") == "class_means":
         # the base classes give the map, the prior and the answer: nothing is left to train
-        values.update(model=model, tie_head=True, iterations=0, beta=None, init_log_var=None)
+        values.update(model=model, iterations=0, beta=None, init_log_var=None)
     if method in UNROLLED:
         values["learn_inner_lr"] = False
     if method == "reptile":

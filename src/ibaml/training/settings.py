@@ -132,7 +132,8 @@ class Settings:
     )  # fmt: skip
     posterior: str | None = setting(
         None, "What is believed about the adapted weights: full (any covariance, of a linear head, "
-        "in closed form), diagonal (the paper's) or low_rank.", _METHOD, choices=POSTERIORS,
+        "in closed form), diagonal (the paper's), low_rank, class_means (of model discriminant).",
+        _METHOD, choices=POSTERIORS,
         only=READ_BY["posterior"],
         shown="full for a head, unless an option of the others is given; else diagonal",
     )  # fmt: skip

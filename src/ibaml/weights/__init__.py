@@ -1,7 +1,7 @@
 """Which beliefs about the weights are there, and which weights do they cover?"""
 
 from ibaml.weights.belief import Belief, Prior, Start
-from ibaml.weights.full import FullGaussian
+from ibaml.weights.full import ClassMeans, FullGaussian
 from ibaml.weights.gaussian import DiagonalGaussian
 from ibaml.weights.layout import Layout, Slot
 from ibaml.weights.low_rank import LowRankGaussian
@@ -14,6 +14,7 @@ from ibaml.weights.roles import Roles, Selection, assign_roles, head_module
 # the others are for other rooms, not public (docs/api.md)
 __all__ = [
     "Belief",
+    "ClassMeans",
     "DiagonalGaussian",
     "DiagonalPrecision",
     "FullGaussian",

@@ -32,14 +32,12 @@ class Belief(ABC):
         in_dual: whether the belief is about a linear head alone, and its covariance follows from
             the examples, so that `ibaml.heads` solves and differentiates it.
         kappa: κ, the factor of the penalty, if it is to be this number; None is β/N.
-        per_class: whether κ is β over the number of classes instead.
     """
 
     is_diagonal_gaussian = False
     has_output_moments = False
     in_dual = False
     kappa: float | None = None
-    per_class = False
 
     # --- what every belief writes ----------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""What is the full-covariance belief about a linear head? v is its mean alone, prior (m, ρ).
+"""What is believed about a linear head alone? v is its mean, and the prior (m, ρ).
 
-The covariance follows from the mean and the examples (`ibaml.heads`), so it is never stored, and
-nothing of size features² is made.
+How sure the head is follows from the mean and the examples (`ibaml.heads`), so it is never stored,
+and nothing of size features² is made.
 """
 
 from __future__ import annotations
@@ -12,42 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ibaml.arguments import check_flag, check_word
+from ibaml.arguments import check_word
 from ibaml.weights.belief import Belief, Prior, Start, check_kappa
 from ibaml.weights.precision import DiagonalPrecision
 from ibaml.words import INFERENCES, Inference
 
 
-@dataclass(frozen=True)
-class FullGaussian(Belief):
-    """A Gaussian with full covariance over the weights of a linear head, and the prior
-    N(m, diag exp ρ), where a feature's ρ is the same for all classes. It is solved in its dual and
-    differentiated there (`ibaml.heads`), not by a solver and a gradient rule.
-
-    Args:
-        inference: how a classifier's posterior becomes Gaussian: ``"laplace"``, around the most
-            probable weights, or ``"variational"``, the Gaussian of least energy (slower). In
-            regression with Gaussian noise both are exact.
-        kappa: κ, the weight of the KL; None is β / N.
-        per_class: κ is β over the number of classes instead: all examples of a class count as one,
-            which suits features in which they are alike.
-
-    >>> FullGaussian().blocks(10)
-    {'mean': 10}
-    """
-
-    inference: Inference = "laplace"
-    kappa: float | None = None
-    per_class: bool = False
+class _Head(Belief):
+    """A belief that is solved in closed form, or in its dual, and differentiated there, not by a
+    solver and a gradient rule. A feature's ρ is the same for all classes."""
 
     in_dual = True
-
-    def __post_init__(self) -> None:
-        check_word("inference", self.inference, INFERENCES)
-        check_kappa(self.kappa)
-        check_flag("per_class", self.per_class)
-        if self.per_class and self.kappa is not None:
-            raise ValueError("per_class and kappa both say what the KL weighs: give one of them")
 
     def blocks(self, n: int) -> dict[str, int]:
         return {"mean": n}
@@ -76,3 +51,38 @@ class FullGaussian(Belief):
 
     def precision(self, v: Tensor, prior: Prior) -> DiagonalPrecision:
         return DiagonalPrecision((-prior[1].detach()).exp().expand_as(v))
+
+
+@dataclass(frozen=True)
+class FullGaussian(_Head):
+    """A Gaussian with full covariance over the weights of a linear head, and the prior
+    N(m, diag exp ρ).
+
+    Args:
+        inference: how a classifier's posterior becomes Gaussian: ``"laplace"``, around the most
+            probable weights, or ``"variational"``, the Gaussian of least energy (slower). In
+            regression with Gaussian noise both are exact.
+        kappa: κ, the weight of the KL; None is β / N.
+
+    >>> FullGaussian().blocks(10)
+    {'mean': 10}
+    """
+
+    inference: Inference = "laplace"
+    kappa: float | None = None
+
+    def __post_init__(self) -> None:
+        check_word("inference", self.inference, INFERENCES)
+        check_kappa(self.kappa)
+
+
+@dataclass(frozen=True)
+class ClassMeans(_Head):
+    """Class means known from few examples, for features that are white within classes and of length
+    1, such as those of `ibaml.nn.discriminant`. A priori a class's mean is N(0, diag exp ρ) and its
+    examples lie around it with variance 1; the head's rows are the directions of the posterior
+    means (`ibaml.heads.class_means`), without spread.
+
+    >>> ClassMeans().noise_size(10)
+    0
+    """
