@@ -33,11 +33,10 @@ def answers(learner, file, ways=5, shots=1):
 
 def test_vectors_start_from_their_base_classes_and_are_not_trained(run):
     of_run = run.settings
-    assert (of_run.model, of_run.iterations, of_run.posterior) == ("discriminant", 0, "full")
+    assert (of_run.model, of_run.iterations, of_run.posterior) == ("discriminant", 0, "class_means")
     assert of_run.tie_head
-    assert of_run.beta is not None
-    assert float(of_run.temperature) > 0
-    assert torch.log(torch.tensor(of_run.beta)).item() == pytest.approx(of_run.init_log_var)
+    assert (of_run.beta, of_run.init_log_var) == (None, None)
+    assert float(of_run.temperature) > 1
     assert run.best_score() is not None  # validated, though nothing was trained
 
 
@@ -68,9 +67,36 @@ def test_the_prior_can_be_trained_on_from_there(run, file):
     assert bool(p.isfinite().all())
 
 
-def test_given_scalars_are_kept(file, tmp_path):
-    run, _ = train(settings(file, beta=0.5, temperature="2"), tmp_path / "run")
-    assert (run.settings.beta, run.settings.temperature) == (0.5, "2")
+def test_a_given_temperature_is_kept(file, tmp_path):
+    run, _ = train(settings(file, temperature="2"), tmp_path / "run")
+    assert run.settings.temperature == "2"
+
+
+def test_the_full_posterior_of_the_same_map_is_trained(file, tmp_path):
+    run, _ = train(
+        settings(file, posterior="full", model="discriminant", iterations=3), tmp_path / "r"
+    )
+    assert (run.settings.posterior, run.settings.beta) == ("full", 0.01)
+    p, _ = answers(ibaml.load(run.path), file)
+    assert bool(p.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["beta", "init_log_var", "lam"])
+def test_what_class_means_do_not_read_is_refused(file, name):
+    with pytest.raises(SettingsError, match=f"{name} is not read by posterior class_means"):
+        settings(file, posterior="class_means", **{name: 0.5})
+
+
+def test_a_posterior_of_class_means_is_saved_and_deployed(run, file, tmp_path):
+    learner = ibaml.load(run.path)
+    batch = EpisodeTasks(open_data(file), 3, 2, queries=4).batches("test", [0])[0]
+    posterior = learner.adapt(batch.support_x[0], [f"c{i}" for i in batch.support_y[0].tolist()])
+    expected = posterior.predict_proba(batch.query_x[0])
+    again = ibaml.load_posterior(posterior.save(tmp_path / "p.ibaml"))
+    assert torch.allclose(again.predict_proba(batch.query_x[0]), expected, atol=1e-6)
+    assert torch.allclose(posterior.module()(batch.query_x[0]), expected, atol=1e-6)
+    assert posterior.log_var == {}
+    assert torch.equal(posterior.sample(1)["head.weight"][0], posterior.mean["head.weight"])
 
 
 @pytest.mark.parametrize("given", [{"model": "mlp"}, {"hidden": "8"}, {"method": "maml"}])

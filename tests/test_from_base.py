@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from ibaml.heads.baselines import nearest_centroid
-from ibaml.heads.dual import laplace
-from ibaml.heads.from_base import Episodes, Scalars, episodes_nll, fit
+from ibaml.heads.class_means import class_directions
+from ibaml.heads.from_base import Episodes, Scalars, episodes_nll, fit, minimize
 from ibaml.heads.from_data import class_statistics, lda, within_covariance
-from ibaml.heads.points import predict
-from ibaml.heads.prior import HeadPrior
 from ibaml.nn import discriminant
 
 
@@ -32,7 +30,7 @@ def made_up(classes: int, examples: int, width: int, seed: int = 0, wide: float 
 
 
 def features(found, x: torch.Tensor) -> torch.Tensor:
-    return found.scale * torch.nn.functional.normalize((x - found.center) @ found.map, dim=-1)
+    return torch.nn.functional.normalize((x - found.center) @ found.map, dim=-1)
 
 
 def test_the_map_whitens_within_classes_along_the_axes_between():
@@ -64,46 +62,66 @@ def test_at_no_shrinkage_the_axes_are_scikit_learns(monkeypatch):
         assert torch.corrcoef(torch.stack([one, other]))[0, 1].abs() > 1 - 1e-8
 
 
-def test_the_scale_of_the_features_is_the_low_rank_and_diagonal_prior():
-    """Features in the axes of B with a unit prior answer as whitened vectors with N(0, D) do."""
+def test_the_head_is_the_posterior_mean_under_the_low_rank_and_diagonal_prior():
+    """In the axes of B the answer is that of a dense D = exp(a)·I + exp(b)·B."""
     x, y = made_up(12, 10, 6)
     found = fit(x, y)
     s = found.scalars
     statistics = class_statistics(x, y)
     values, vectors = torch.linalg.eigh(within_covariance(statistics, s.shrinkage))
     whiten = vectors / values.sqrt()
-    means = (statistics.means - statistics.means.mean(0)) @ whiten / 11**0.5
-    z = torch.nn.functional.normalize((x - statistics.means.mean(0)) @ whiten, dim=-1)
-    e = torch.tensor(1.0).exp().double()
-    prior = HeadPrior(
-        torch.zeros(6).double(),
-        torch.full((6,), s.diagonal).double(),
-        (e ** (s.between / 2)) * means.T,
-    )
-    unit = HeadPrior(torch.zeros(6).double(), torch.zeros(6).double())
-    labels = torch.tensor([[0, 0, 1, 1]])
+    center = statistics.means.mean(0)
+    means = (statistics.means - center) @ whiten
+    z = torch.nn.functional.normalize((x - center) @ whiten, dim=-1)
+    a, b = (torch.tensor(n).double().exp() for n in (s.diagonal, s.between))
+    dense = a * torch.eye(6) + b * means.T @ means / 11
     rows, asked = torch.tensor([[0, 1, 20, 21]]), torch.tensor([[2, 22, 50]])
-    dense = laplace(prior, z[rows], labels, 2).moments(z[asked])
+    expected = []
+    for first in (0, 20):
+        gain = torch.linalg.solve(2 * dense + torch.eye(6), 2 * dense)
+        direction = gain @ z[first : first + 2].mean(0)
+        expected.append(z[asked[0]] @ direction / direction.norm())
     phi = features(found, x)
-    ours = laplace(unit, phi[rows], labels, 2).moments(phi[asked])
-    for one, other in zip(ours, dense, strict=True):
-        assert torch.allclose(one, other, atol=1e-8)
+    head = class_directions(phi[rows], torch.tensor([[0, 0, 1, 1]]), 2, found.between)
+    cosines, spread = head.moments(phi[asked])
+    assert torch.allclose(cosines[0], torch.stack(expected, -1), atol=1e-8)
+    assert not spread.any()
 
 
 def some_episodes() -> list[Episodes]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 0, 1, 2])
-    own = torch.randn(3, 9, 5, generator=generator, dtype=torch.float64)
-    common = torch.randn(3, 9, 2, generator=generator, dtype=torch.float64)
-    return [Episodes(own + 0.7 * labels[:, None], common, labels, 3, 6)]
+    z = torch.randn(3, 9, 7, generator=generator, dtype=torch.float64) + 0.7 * labels[:, None]
+    z = torch.nn.functional.normalize(z, dim=-1)
+    axes = torch.linalg.qr(torch.randn(7, 2, generator=generator, dtype=torch.float64))[0]
+    variances = torch.tensor([3.0, 0.5], dtype=torch.float64).expand(3, -1)
+    return [Episodes(z, z @ axes, variances, labels, 3, 6)]
 
 
-@pytest.mark.parametrize("which", range(4))
+def test_the_nll_of_episodes_is_that_of_the_dense_head():
+    """Episodes keep the axes of B and the products of z alone."""
+    (episodes,) = some_episodes()
+    generator = torch.Generator().manual_seed(0)
+    torch.randn(3, 9, 7, generator=generator, dtype=torch.float64)
+    axes = torch.linalg.qr(torch.randn(7, 2, generator=generator, dtype=torch.float64))[0]
+    free = torch.tensor([-0.5, 0.3, 1.2], dtype=torch.float64)
+    whole = torch.cat([axes, torch.linalg.svd(axes.T)[2][2:].T], 1)
+    along = torch.tensor([3.0, 0.5, 0, 0, 0, 0, 0], dtype=torch.float64)
+    variance = free[0].exp() + free[1].exp() * along
+    z = episodes.own @ whole
+    labels = episodes.labels.expand(3, -1)
+    head = class_directions(z[:, :6], labels[:, :6], 3, variance)
+    logits = free[2].exp() * head.moments(z[:, 6:])[0]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 6:].flatten())
+    assert abs(float(episodes.nll(free) - expected)) < 1e-10
+
+
+@pytest.mark.parametrize("which", range(3))
 def test_the_gradient_of_every_scalar_is_that_of_finite_differences(which):
     episodes = some_episodes()
-    at = torch.tensor([0.5, -0.3, -1.0, 0.4], dtype=torch.float64, requires_grad=True)
+    at = torch.tensor([0.5, -0.3, 0.4], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(episodes_nll(episodes, at), at)
-    step = torch.zeros(4, dtype=torch.float64)
+    step = torch.zeros(3, dtype=torch.float64)
     step[which] = 1e-5
     with torch.no_grad():
         up, down = episodes_nll(episodes, at + step), episodes_nll(episodes, at - step)
@@ -129,10 +147,8 @@ def test_the_unit_of_the_vectors_does_not_matter(wide):
 
 def answers(found, x, rows, asked, labels, ways):
     phi = features(found, x)
-    unit = HeadPrior(torch.zeros(phi.shape[1]).double(), torch.zeros(phi.shape[1]).double())
-    posterior = laplace(unit, phi[rows], labels, ways, rows.shape[1] / ways)
-    mean, covariance = posterior.moments(phi[asked])
-    return predict(mean, found.beta * covariance, found.temperature)
+    head = class_directions(phi[rows], labels, ways, found.between)
+    return (found.temperature * head.moments(phi[asked])[0]).softmax(-1)
 
 
 def test_new_classes_are_told_apart_better_than_by_their_centroids():
@@ -197,7 +213,7 @@ def test_more_vectors_than_the_network_is_wide_keep_the_widest_directions():
     found = fit(x, y, widest=9)
     assert found.map.shape == (30, 9)
     net = discriminant(30, 5)
-    net.take(found.center, found.map, found.scale)
+    net.take(found.center, found.map, found.between)
     own = net.features(x.float())
     assert torch.allclose(own[:, :9].double(), features(found, x), atol=1e-4)
     assert bool((own[:, 9:] == 0).all())
@@ -213,8 +229,24 @@ def test_what_is_wrong_is_named():
 
 
 def test_scalars_are_held_where_episodes_do_not_say():
-    episodes = [replace(e, own=torch.zeros_like(e.own)) for e in some_episodes()]
-    from ibaml.heads.from_base import minimize
-
+    episodes = [replace(e, common=0 * e.common) for e in some_episodes()]
     _, free = minimize(episodes, Scalars().free(), 10)
-    assert abs(float(free[0]) - Scalars().diagonal) < 1e-3
+    assert abs(float(free[1]) - Scalars().between) < 1e-3
+
+
+def test_directions_follow_their_examples_gradients_included():
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(2, 6, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    variance = torch.rand(4, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([[0, 0, 1, 1, 2, 2]]).expand(2, -1)
+
+    def rows(z, variance):
+        return class_directions(z, labels, 3, variance).rows
+
+    assert torch.autograd.gradcheck(rows, (z, variance), atol=1e-6)
+    some = class_directions(z, labels, 5, variance)  # two classes without examples
+    assert torch.allclose(some.rows[:, :3].norm(dim=-1), torch.ones(2, 3).double())
+    assert not some.rows[:, 3:].any()
+    wide = class_directions(z, labels, 3, 1e9 * torch.ones(4).double())  # the plain mean
+    means = torch.nn.functional.normalize(z.unflatten(1, (3, 2)).mean(2), dim=-1)
+    assert torch.allclose(wide.rows, means, atol=1e-8)
