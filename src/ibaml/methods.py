@@ -328,8 +328,8 @@ def _refuse_draws(posterior: str, options: Mapping[str, Any]) -> None:
     for name in draws:
         if name in options:
             raise ValueError(
-                f'{name} is not read by posterior="{posterior}", in closed form: leave it out, '
-                'or use posterior="diagonal"'
+                f'{name} is not read by posterior="{posterior}", which is in closed form: leave it '
+                'out, or use posterior="diagonal"'
             )
 
 

@@ -103,8 +103,11 @@ class Kinds:
                 f"{set_aside} for this model and these inputs, so a slower strategy is used "
                 f'({settled.strategy}; execution="loop" skips the trial)'
             )
-        energy = replace(energy, run=settled)
-        return replace(settled, linear=energy.is_linear_head)
+        try:
+            linear = replace(energy, run=settled).is_linear_head
+        except Exception:
+            linear = False  # `check_tasks` says what is wrong with the model
+        return replace(settled, linear=linear)
 
     def warn(self, sentence: str) -> None:
         """Give a warning, once per learner."""

@@ -160,9 +160,13 @@ def run_settings(arm: Arm, study: Settings) -> RunSettings:
 
 
 def _head(arm: Arm, study: Settings) -> dict[str, Any]:
-    """The head adapted by Newton steps, the default of `ibaml train`."""
-    beta = study.head_beta if arm.gaussian else 0.0
-    return {"adapt": "head", "steps": study.head_steps or None, "beta": beta or None}
+    """The head adapted by Newton steps, with the paper's posterior."""
+    given: dict[str, Any] = {"adapt": "head", "steps": study.head_steps or None}
+    if arm.gaussian:
+        given.update(noise="antithetic", beta=study.head_beta or None)
+    if arm.method == "ibaml":
+        given["posterior"] = "diagonal"
+    return given
 
 
 def _everything(arm: Arm, study: Settings) -> dict[str, Any]:
