@@ -49,6 +49,7 @@ class Arm:
     tasks: int = 8
     shots: int = 1
     ways: int = 5  # of training tasks, with as many queries in all
+    tied: bool = False  # the prior, over classes; a full posterior's always is
     seed: int = 0
 
 
@@ -129,6 +130,10 @@ ARMS: dict[str, tuple[Arm, str | None]] = {
         full(1.0, 0.01, temperature="fitted", ways=20),
         "five shots, same lambda",
     ),
+    "point, 20 ways": (
+        replace(P, belief="point", lam=1.0, ways=20, tied=True),
+        "full, 20 ways",
+    ),
     "full, lambda 1, both": (full(1.0, 0.01, temperature="both"), "full, lambda 1"),
     "full, beta 0.1, both": (full(1.0, 0.1, temperature="both"), "full, lambda 1, both"),
     "full, beta 1, both": (full(1.0, 1.0, temperature="both"), "full, lambda 1, both"),
@@ -176,7 +181,7 @@ def learner_of(arm: Arm, net: nn.Module) -> ibaml.MetaLearner:
         arm.objective,  # type: ignore[arg-type]
         Categorical(arm.temperature),  # type: ignore[arg-type]
         adapt="head",
-        tie_head=full,
+        tie_head=full or arm.tied,
         samples=arm.samples,
         noise=arm.noise,  # type: ignore[arg-type]
         beta=arm.lam * examples * math.exp(arm.log_var),
@@ -208,7 +213,9 @@ def meta_train(arm: Arm, learner: ibaml.MetaLearner, tasks: EpisodeTasks) -> Non
         optimizer.step()
 
 
-def run(kind: str, arm: Arm, tasks: EpisodeTasks, count: int) -> tuple[ClassScores, dict]:
+def run(
+    kind: str, arm: Arm, tasks: EpisodeTasks, count: int, split: str
+) -> tuple[ClassScores, dict]:
     learner = learner_of(arm, network(kind, arm, tasks.example_shape))
     start = time.perf_counter()
     learner.train()
@@ -217,7 +224,7 @@ def run(kind: str, arm: Arm, tasks: EpisodeTasks, count: int) -> tuple[ClassScor
     learner.eval()
     if arm.temperature in ("fitted", "both"):  # on other tasks than the scored ones
         fit_temperature(learner, tasks, "val", range(10_000, 10_100))
-    scores = score_tasks(learner, tasks, "val", range(count))
+    scores = score_tasks(learner, tasks, split, range(count))
     assert isinstance(scores, ClassScores)
     return scores, {"seconds": round(seconds), "likelihood": repr(learner.likelihood)}
 
@@ -253,7 +260,9 @@ def main() -> None:
     parser.add_argument("--file", type=Path)
     parser.add_argument("--splits", type=Path)
     parser.add_argument("--shots", type=int, default=1)
-    parser.add_argument("--tasks", type=int, default=300, help="validation tasks")
+    parser.add_argument("--tasks", type=int, default=300, help="that are scored")
+    parser.add_argument("--split", choices=("val", "test"), default="val")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--only", default="", help="arms whose name contains this")
     given = parser.parse_args()
@@ -269,10 +278,12 @@ def main() -> None:
         path = given.out / f"{name.replace(' ', '_')}.json"
         if given.only not in name or path.exists():
             continue
-        arm = replace(arm, iterations=given.iterations, shots=given.shots)
+        arm = replace(arm, iterations=given.iterations, shots=given.shots, seed=given.seed)
         if given.data == "embeddings":
             arm = replace(arm, meta_lr=0.002)
-        scores, facts = run(given.data, arm, replace(tasks, train_ways=arm.ways), given.tasks)
+        scores, facts = run(
+            given.data, arm, replace(tasks, train_ways=arm.ways), given.tasks, given.split
+        )
         means = {n: i.value for n, i in scores.summary().items()}
         row = {k: means[k] for k in ("accuracy", "nll", "ece")}
         row |= {"arm": asdict(arm), **facts, "nlls": scores.means()["nll"].tolist()}

@@ -183,6 +183,8 @@ def test_more_draws_of_the_same_tasks_do_not_make_a_figure_sure(run):
     for name, interval in many.summary().items():
         alone = mean_interval(getattr(many, {"coverage": "inside", "rmse": "mse"}.get(name, name)))
         before = few.summary()[name]
+        if name == "coverage" and before.value == 1:
+            continue  # every target is inside, and nothing varies
         # draws of one task differ too, so it may narrow, but not to the 0.4 of independent tasks
         assert interval.high - interval.low > 0.55 * (before.high - before.low)
         if name != "rmse":
