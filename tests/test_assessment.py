@@ -100,7 +100,7 @@ def test_memory_does_not_grow_with_the_number_of_tasks(runs):
     def peak(tasks: int, batch: int) -> int:
         return peak_bytes(lambda: score_tasks(learner, source, "test", range(tasks), batch=batch))
 
-    assert peak(32, 4) <= 1.25 * peak(4, 4)  # kilobytes: what awaits collection shows
+    assert peak(32, 4) <= 1.6 * peak(4, 4)  # a few megabytes: what awaits collection shows
     assert peak(32, 32) > 4 * peak(4, 4), "the measure sees what tasks at once cost"
 
 
