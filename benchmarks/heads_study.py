@@ -50,6 +50,7 @@ class Arm:
     shots: int = 1
     ways: int = 5  # of training tasks, with as many queries in all
     tied: bool = False  # the prior, over classes; a full posterior's always is
+    same_lambda: bool = False  # in tasks of any size; else β is the same
     seed: int = 0
 
 
@@ -130,6 +131,7 @@ ARMS: dict[str, tuple[Arm, str | None]] = {
         full(1.0, 0.01, temperature="fitted", ways=20),
         "five shots, same lambda",
     ),
+    "full, 20 ways, same lambda": (full(1.0, 0.01, ways=20, same_lambda=True), "full, 20 ways"),
     "point, 20 ways": (
         replace(P, belief="point", lam=1.0, ways=20, tied=True),
         "full, 20 ways",
@@ -169,7 +171,8 @@ def learner_of(arm: Arm, net: nn.Module) -> ibaml.MetaLearner:
     full = arm.belief in ("laplace", "variational")
     belief: ibaml.Belief = ibaml.DiagonalGaussian()
     if full:
-        belief = ibaml.FullGaussian("laplace" if arm.belief == "laplace" else "variational")
+        kappa = arm.lam * math.exp(arm.log_var) if arm.same_lambda else None
+        belief = ibaml.FullGaussian("laplace" if arm.belief == "laplace" else "variational", kappa)
     elif arm.belief == "point":
         belief = ibaml.Point(lam=arm.lam)
     examples = 5 * arm.shots

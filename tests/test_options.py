@@ -795,9 +795,12 @@ class TestPosterior:
 
     def test_a_head_is_solved_in_closed_form(self):
         learner = m.ibaml(mlp_model())
-        assert (learner.belief, learner.solver) == (FullGaussian(), DualNewton())
+        assert isinstance(learner.belief, FullGaussian)
+        assert learner.solver == DualNewton()
         assert learner.objective == PredictiveNll()
-        assert learner.beta == 0.01
+        assert learner.belief.kappa == pytest.approx(math.exp(-6.0))  # λ = 1
+        assert m.ibaml(mlp_model(), beta=0.1).belief == FullGaussian()
+        assert m.ibaml(mlp_model(), learn_beta=True).beta == 0.01
         assert m.ibaml(mlp_model(), likelihood=Gaussian(0.3)).beta == 1.0
         assert not learner.layout.rows  # targets may be numbers
         assert m.ibaml(mlp_model(), likelihood=Categorical()).layout.rows

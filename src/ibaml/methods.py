@@ -265,7 +265,7 @@ def _make(
 
 def _settings_given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the recommended values of others depend on."""
-    names = ("posterior", "lam", "execution", *NOT_OF_FULL)
+    names = ("posterior", "lam", "beta", "learn_beta", "execution", *NOT_OF_FULL)
     settings: dict[str, Any] = {name: options.get(name) for name in names}
     settings["inner_lr"] = options.get("lr")
     if isinstance(belief := options.get("belief"), Belief):
@@ -311,10 +311,11 @@ def _belief(method: str, options: dict[str, Any], values: Mapping[str, Any]) -> 
     if lam is not None and "beta" in options:
         raise ValueError("lam and beta both set the strength of the prior: give one of them")
     kappa = None
+    lam = values.get("lam") if lam is None and values["posterior"] == "full" else lam
     if lam is not None:
         check_number("lam", lam, above=0)
         log_var = options.get("init_log_var", values["init_log_var"])
-        check_number("init_log_var", log_var)
+        check_number("init_log_var", log_var, least=-80, most=80)
         kappa = lam * math.exp(log_var)
     if values["posterior"] in IN_CLOSED_FORM:
         _refuse_draws(values["posterior"], options)

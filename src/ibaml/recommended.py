@@ -55,7 +55,7 @@ def recommended(
         regression: whether targets are numbers.
         given: settings that others depend on: ``posterior`` and all that only another than the full
             one reads, ``solver``, ``inner_lr`` (a given α selects descent), ``noise``,
-            ``execution``, ``lam``, ``noise_std``.
+            ``execution``, ``lam``, ``beta``, ``learn_beta``, ``noise_std``.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     by_itself = head and given.get("execution", "auto") in ("auto", "head")
@@ -68,7 +68,7 @@ def recommended(
     if regression:
         values.update(noise_std=0.3, learn_noise=method != "reptile")
     if values.get("posterior") in IN_CLOSED_FORM:
-        return {**values, **_full(regression)}
+        return {**values, **_full(regression, given)}
     on_outputs = by_itself and values.get("posterior") == "diagonal" and "inner_lr" not in given
     noise = given.get("noise", "outputs" if on_outputs else "antithetic")
     solver = given.get("solver")
@@ -104,14 +104,19 @@ def recommended(
     return values
 
 
-def _full(regression: bool) -> dict[str, Any]:
+def _full(regression: bool, given: Mapping[str, Any]) -> dict[str, Any]:
     """A head in closed form. With Gaussian noise, Bayes' own β is right; the softmax of one linear
     layer is so unsure after a few examples that a classifier needs a colder posterior, and a strong
     prior (docs/studies/heads.md)."""
-    values = {"solver": "dual", "steps": 40, "objective": "predictive"}
+    values: dict[str, Any] = {"solver": "dual", "steps": 40, "objective": "predictive"}
     if regression:
-        return {**values, "beta": 1.0, "init_log_var": -1.0}
-    return {**values, "beta": 0.01, "init_log_var": -6.0, "tie_head": True}
+        beta = {} if given.get("lam") else {"beta": 1.0}
+        return {**values, **beta, "init_log_var": -1.0}
+    values.update(init_log_var=-6.0, tie_head=True)
+    if given.get("beta") or given.get("learn_beta"):
+        return {**values, "beta": 0.01}
+    # λ, unlike β, means the same in training tasks of many classes and in the test
+    return {**values, "lam": 1.0}
 
 
 def recommended_meta_lr(*, head: bool) -> float:

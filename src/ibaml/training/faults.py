@@ -60,9 +60,11 @@ def _inner(learner: MetaLearner, diagnostics: Diagnostics, settings: Settings) -
         if settings.inner_lr is not None:
             text += f"; lower inner_lr (now {settings.inner_lr:g})"
             if bayes:
+                name = "lam" if settings.beta is None else "beta"
                 text += (
-                    f", or raise init_log_var (now {settings.init_log_var:g}), or lower beta (now "
-                    f"{settings.beta:g}): descent needs lr·β·exp(−ρ)/N below 2"
+                    f", or raise init_log_var (now {settings.init_log_var:g}), or lower {name} "
+                    f"(now {getattr(settings, name):g}): descent needs lr·κ·exp(−ρ) below 2, with "
+                    "κ = β/N"
                 )
         else:
             text += f"; lower meta_lr (now {settings.meta_lr:g})"

@@ -215,7 +215,7 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
         values["posterior"] = "class_means"
     if values.get("posterior") == "class_means":
         # the base classes give the map, the prior and the answer: nothing is left to train
-        values.update(model=model, iterations=0, beta=None, init_log_var=None)
+        values.update(model=model, iterations=0, lam=None, init_log_var=None)
     if method in UNROLLED:
         values["learn_inner_lr"] = False
     if method == "reptile":

@@ -194,7 +194,7 @@ class Settings:
     beta: float | None = setting(
         None, "β of the KL's weight β/N: 1 is Bayes, less tempers the posterior.", _METHOD, above=0,
         only=GAUSSIAN,
-        shown="posterior full 0.01 (regression 1); 0.002 for a head, else 0.001 (regression 0.01)",
+        shown="posterior full: lam (regression 1); 0.002 for a head, else 0.001 (regression 0.01)",
     )  # fmt: skip
     init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
@@ -204,7 +204,7 @@ class Settings:
     lam: float | None = setting(
         None, "λ, strength of the prior, for the mean nll: of iMAML's proximal term; for ibaml "
         "instead of β, so that κ = λ·exp(ρ).", _METHOD, above=0, only=READ_BY["lam"],
-        shown="imaml 0.05",
+        shown="imaml 0.05; posterior full 1 (regression none)",
     )  # fmt: skip
     objective: str | None = setting(
         None, "The meta-loss: query (nll), predictive (nll of the averaged prediction) or abml.",
