@@ -132,6 +132,14 @@ ARMS: dict[str, tuple[Arm, str | None]] = {
         "five shots, same lambda",
     ),
     "full, 20 ways, same lambda": (full(1.0, 0.01, ways=20, same_lambda=True), "full, 20 ways"),
+    "full, 20 ways, lambda 0.3": (
+        full(0.3, 0.01, ways=20, same_lambda=True),
+        "full, 20 ways, same lambda",
+    ),
+    "full, 20 ways, lambda 0.3, beta 0.003": (
+        full(0.3, 0.003, ways=20, same_lambda=True),
+        "full, 20 ways, same lambda",
+    ),
     "point, 20 ways": (
         replace(P, belief="point", lam=1.0, ways=20, tied=True),
         "full, 20 ways",

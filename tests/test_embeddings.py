@@ -76,7 +76,7 @@ def test_the_full_posterior_of_the_same_map_is_trained(file, tmp_path):
     run, _ = train(
         settings(file, posterior="full", model="discriminant", iterations=3), tmp_path / "r"
     )
-    assert (run.settings.posterior, run.settings.lam) == ("full", 1.0)
+    assert (run.settings.posterior, run.settings.lam) == ("full", 0.3)
     p, _ = answers(ibaml.load(run.path), file)
     assert bool(p.isfinite().all())
 

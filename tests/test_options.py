@@ -798,7 +798,7 @@ class TestPosterior:
         assert isinstance(learner.belief, FullGaussian)
         assert learner.solver == DualNewton()
         assert learner.objective == PredictiveNll()
-        assert learner.belief.kappa == pytest.approx(math.exp(-6.0))  # λ = 1
+        assert learner.belief.kappa == pytest.approx(0.3 * math.exp(-5.0))
         assert m.ibaml(mlp_model(), beta=0.1).belief == FullGaussian()
         assert m.ibaml(mlp_model(), learn_beta=True).beta == 0.01
         assert m.ibaml(mlp_model(), likelihood=Gaussian(0.3)).beta == 1.0

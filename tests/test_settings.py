@@ -33,7 +33,7 @@ def test_any_path_survives_toml(tmp_path_factory, name):
 def test_the_method_decides_what_was_not_given():
     ours, maml = resolve({}), resolve({"method": "maml"})
     assert (ours.adapt, ours.posterior, ours.solver) == ("head", "full", "dual")
-    assert (ours.lam, ours.beta) == (1.0, None)
+    assert (ours.lam, ours.beta) == (0.3, None)
     assert (resolve({"beta": 0.1}).lam, resolve({"beta": 0.1}).beta) == (None, 0.1)
     assert (ours.curvature, ours.samples, ours.objective) == (None, None, "predictive")
     drawn = resolve({"samples": 8})  # what only draws need selects the posterior that has them

@@ -112,11 +112,11 @@ def _full(regression: bool, given: Mapping[str, Any]) -> dict[str, Any]:
     if regression:
         beta = {} if given.get("lam") else {"beta": 1.0}
         return {**values, **beta, "init_log_var": -1.0}
-    values.update(init_log_var=-6.0, tie_head=True)
+    values.update(init_log_var=-5.0, tie_head=True)
     if given.get("beta") or given.get("learn_beta"):
         return {**values, "beta": 0.01}
     # λ, unlike β, means the same in training tasks of many classes and in the test
-    return {**values, "lam": 1.0}
+    return {**values, "lam": 0.3}
 
 
 def recommended_meta_lr(*, head: bool) -> float:

@@ -199,12 +199,12 @@ class Settings:
     init_log_var: float | None = setting(
         None, "ρ, the prior's log-variance at the start.", _METHOD, least=-80, most=80,
         only=GAUSSIAN,
-        shown="posterior full -6 (regression -1); -5 for a head, else -9 (regression -6)",
+        shown="posterior full -5 (regression -1); -5 for a head, else -9 (regression -6)",
     )  # fmt: skip
     lam: float | None = setting(
         None, "λ, strength of the prior, for the mean nll: of iMAML's proximal term; for ibaml "
         "instead of β, so that κ = λ·exp(ρ).", _METHOD, above=0, only=READ_BY["lam"],
-        shown="imaml 0.05; posterior full 1 (regression none)",
+        shown="imaml 0.05; posterior full 0.3 (regression none)",
     )  # fmt: skip
     objective: str | None = setting(
         None, "The meta-loss: query (nll), predictive (nll of the averaged prediction) or abml.",
