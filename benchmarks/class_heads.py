@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ibaml.heads.class_means import class_directions
 from ibaml.heads.dual import laplace
-from ibaml.heads.from_base import Whitening, _Moments, _reduced
-from ibaml.heads.from_data import class_folds
+from ibaml.heads.from_base import Whitening, reduced
+from ibaml.heads.from_data import class_folds, class_statistics
 from ibaml.heads.prior import HeadPrior
 from ibaml.tasks import EpisodeTasks, Inputs
 from ibaml.tasks.catalog import open_data
@@ -65,13 +65,13 @@ def main() -> None:
     assert prepare is not None
     rows = np.isin(data.labels, [*data.members("train"), *data.members("val")])
     y = torch.from_numpy(np.asarray(data.labels[rows])).long()
-    x = _reduced(prepare(data.examples[rows]).flatten(1), 2048)[0]
-    everything, classes = _Moments.of(x, y), y.unique()
+    x = reduced(prepare(data.examples[rows]).flatten(1), 2048)[0]
+    everything, classes = class_statistics(x, y), y.unique()
     generator = torch.Generator().manual_seed(0)
     found: dict[str, dict[tuple[int, int], list[Tensor]]] = {name: {} for name in HEADS}
     for kept, left_out in class_folds(y, 5):
         here = torch.isin(y, left_out)
-        moments = everything.without(_Moments.of(x[here], y[here]), torch.isin(classes, kept))
+        moments = everything.without(class_statistics(x[here], y[here]), torch.isin(classes, kept))
         map = Whitening.of(moments)
         axes, spread = map.axes(SHRINKAGE)
         between = math.exp(DIAGONAL) + math.exp(BETWEEN) * spread

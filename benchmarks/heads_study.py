@@ -2,7 +2,6 @@
 
     python benchmarks/heads_study.py glyphs OUT
     python benchmarks/heads_study.py pictures OUT --file pictures.zip --splits splits.json
-    python benchmarks/heads_study.py embeddings OUT --file embeddings.npz --splits splits.json
 
 Every arm is one meta-training with a plain loop and differs from its neighbor in one thing. Scores
 are kept per task in OUT, so that a second call goes on where the first stopped.
@@ -163,16 +162,13 @@ class Scaled(nn.Module):
         return nn.functional.normalize(x, dim=-1) * math.sqrt(x.shape[-1])
 
 
-def network(kind: str, arm: Arm, shape: tuple[int, ...]) -> nn.Module:
+def network(arm: Arm, shape: tuple[int, ...]) -> nn.Module:
     torch.manual_seed(arm.seed)
-    if kind != "embeddings":
-        net = ibaml.nn.conv4(5, 16, shape[0], shape[-1])
-        if not arm.scaled:
-            return net
-        *body, head = net.children()
-        return nn.Sequential(*body, nn.Flatten(), Scaled(), head)
-    middle = [Scaled()] if arm.scaled else []
-    return nn.Sequential(nn.Linear(shape[0], 256), *middle, nn.Linear(256, 5))
+    net = ibaml.nn.conv4(5, 16, shape[0], shape[-1])
+    if not arm.scaled:
+        return net
+    *body, head = net.children()
+    return nn.Sequential(*body, nn.Flatten(), Scaled(), head)
 
 
 def learner_of(arm: Arm, net: nn.Module) -> ibaml.MetaLearner:
@@ -224,10 +220,8 @@ def meta_train(arm: Arm, learner: ibaml.MetaLearner, tasks: EpisodeTasks) -> Non
         optimizer.step()
 
 
-def run(
-    kind: str, arm: Arm, tasks: EpisodeTasks, count: int, split: str
-) -> tuple[ClassScores, dict]:
-    learner = learner_of(arm, network(kind, arm, tasks.example_shape))
+def run(arm: Arm, tasks: EpisodeTasks, count: int, split: str) -> tuple[ClassScores, dict]:
+    learner = learner_of(arm, network(arm, tasks.example_shape))
     start = time.perf_counter()
     learner.train()
     meta_train(arm, learner, tasks)
@@ -266,7 +260,7 @@ def files(out: Path) -> dict[str, Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", choices=("glyphs", "pictures", "embeddings"))
+    parser.add_argument("data", choices=("glyphs", "pictures"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--file", type=Path)
     parser.add_argument("--splits", type=Path)
@@ -282,19 +276,14 @@ def main() -> None:
     if given.data == "glyphs":
         data = ibaml.tasks.glyphs()
     else:
-        size = 42 if given.data == "pictures" else None
-        data = ibaml.tasks.open_data(str(given.file), splits=given.splits, image_size=size)
+        data = ibaml.tasks.open_data(str(given.file), splits=given.splits, image_size=42)
     tasks = EpisodeTasks(data, 5, shots=given.shots)
     for name, (arm, _) in ARMS.items():
         path = given.out / f"{name.replace(' ', '_')}.json"
         if given.only not in name or path.exists():
             continue
         arm = replace(arm, iterations=given.iterations, shots=given.shots, seed=given.seed)
-        if given.data == "embeddings":
-            arm = replace(arm, meta_lr=0.002)
-        scores, facts = run(
-            given.data, arm, replace(tasks, train_ways=arm.ways), given.tasks, given.split
-        )
+        scores, facts = run(arm, replace(tasks, train_ways=arm.ways), given.tasks, given.split)
         means = {n: i.value for n, i in scores.summary().items()}
         row = {k: means[k] for k in ("accuracy", "nll", "ece")}
         row |= {"arm": asdict(arm), **facts, "nlls": scores.means()["nll"].tolist()}

@@ -109,6 +109,14 @@ def finite_difference_errors(
     solution = learner.diagnostics.record.solution
     assert solution is not None
     learner = learner.replace(solver=StartingAt(solver or converged(), solution.value))
+    return directional_errors(learner, batch, exact, step)
+
+
+def directional_errors(
+    learner: MetaLearner, batch: TaskBatch, exact: dict[str, Tensor], step: float = 1e-3
+) -> dict:
+    """Relative error per block of these gradients against five-point differences of the loss, along
+    the gradient and two random directions."""
     rng = torch.Generator().manual_seed(3)
     errors = {}
     for name, parameters in blocks(learner).items():

@@ -10,7 +10,7 @@ import ibaml
 from ibaml import Categorical, DualNewton, FullGaussian, Gaussian, Implicit, MetaLearner, Point
 from ibaml.heads.prior import HeadPrior
 from ibaml.heads.regression import regression
-from oracles import F64, blocks, five_point, generator, gradients
+from oracles import F64, directional_errors, generator, gradients
 from problems import class_batch, conv_model, mlp_model, regression_batch
 
 
@@ -62,23 +62,8 @@ def test_gradients_of_a_regressor_against_finite_differences(objective):
 
 
 def differences(made: MetaLearner, batch) -> dict[str, float]:
-    """Errors per block against five-point differences of the loss, which is solved anew."""
-    exact_gradients = gradients(made, batch)
-    rng = torch.Generator().manual_seed(3)
-    errors = {}
-    for name, parameters in blocks(made).items():
-        g = exact_gradients[name]
-        worst = 0.0
-        for which in range(3):
-            d = g if which == 0 else torch.randn(g.shape, generator=rng, dtype=F64)
-            d = d / d.norm()
-            slope = five_point(
-                lambda: float(made(batch, generator()).detach()), parameters, d, 1e-3
-            )
-            size = g.norm() if which == 0 else g.norm() / len(g) ** 0.5
-            worst = max(worst, abs(slope - float(g @ d)) / float(size))
-        errors[name] = worst
-    return errors
+    """Errors per block against differences of the loss, which is solved anew."""
+    return directional_errors(made, batch, gradients(made, batch))
 
 
 # --- the posterior -------------------------------------------------------------------------------

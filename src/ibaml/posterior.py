@@ -329,8 +329,8 @@ class Posterior:
         samples: int = 10,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """−log of the likelihood of every target in y, averaged over draws: (M,). Its mean is the
-        nll that evaluations report.
+        """−log of the likelihood of every target in y, averaged over the posterior: (M,). Its mean
+        is the nll that evaluations report.
 
         Args:
             y: one target per example: labels as `MetaLearner.adapt` was given them (each one of
@@ -410,7 +410,7 @@ class Posterior:
     def predict_proba(
         self, x: Tensor | np.ndarray, samples: int = 10, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Class probabilities (M, C), averaged over draws from the posterior."""
+        """Class probabilities (M, C), averaged over the posterior."""
         return self._task.predict_proba(self._rows(x), samples, generator)[0]
 
     def predict(

@@ -23,7 +23,7 @@ from math import exp, sqrt
 import torch
 from torch import Tensor
 
-from ibaml.heads.from_data import class_folds
+from ibaml.heads.from_data import ClassStatistics, class_folds, class_statistics
 
 _SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.85, 0.97, 1.0)
 _FOLDS, _LEFT_OUT = 4, 6  # folds, and as many classes in each if there are enough for two folds
@@ -92,16 +92,16 @@ def fit(
             f"{tuple(x.shape)} and {tuple(y.shape)}"
         )
     with torch.inference_mode(False), torch.enable_grad():
-        reduced, origin, basis = _reduced(x.detach(), widest)
-        nll, scalars = _cross_fitted(reduced, y, seed, on_step)
-        shape = Whitening.of(_Moments.of(reduced, y))
+        smaller, origin, basis = reduced(x.detach(), widest)
+        nll, scalars = _cross_fitted(smaller, y, seed, on_step)
+        shape = Whitening.of(class_statistics(smaller, y))
         axes, found = shape.axes(scalars.shrinkage)
     between = exp(scalars.diagonal) + exp(scalars.between) * found
     size = basis.square().sum(0).mean()  # basis/size inverts the reduction
     return FromBase(origin + basis @ shape.center / size, basis @ axes, between, scalars, nll)
 
 
-def _reduced(x: Tensor, widest: int) -> tuple[Tensor, Tensor, Tensor]:
+def reduced(x: Tensor, widest: int) -> tuple[Tensor, Tensor, Tensor]:
     """x in float64 as (x − origin)·basis, of size about 1, with origin (F,) and basis (F, K)."""
     x = x.double()
     origin = x.mean(0)
@@ -122,27 +122,6 @@ def _reduced(x: Tensor, widest: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class _Moments:
-    """Means of the classes (B, F), the scatter around them (F, F), and its degrees of freedom."""
-
-    means: Tensor
-    scatter: Tensor
-    free: int
-
-    @classmethod
-    def of(cls, x: Tensor, y: Tensor) -> _Moments:
-        _, index = y.unique(return_inverse=True)
-        counts = index.bincount()
-        means = x.new_zeros(len(counts), x.shape[1]).index_add(0, index, x) / counts[:, None]
-        apart = x - means[index]
-        return cls(means, apart.mT @ apart, len(x) - len(counts))
-
-    def without(self, other: _Moments, keep: Tensor) -> _Moments:
-        """The moments of the classes that are not the other's."""
-        return _Moments(self.means[keep], self.scatter - other.scatter, self.free - other.free)
-
-
-@dataclass(frozen=True)
 class Whitening:
     """Within-class whitening at any shrinkage: u = (x − center)·vectors·weights(s)/√F.
 
@@ -157,10 +136,11 @@ class Whitening:
     means: Tensor
 
     @classmethod
-    def of(cls, moments: _Moments) -> Whitening:
-        center = moments.means.mean(0)
-        apart = (moments.means - center) / sqrt(len(moments.means) - 1)
-        pooled = moments.scatter / max(moments.free, 1)
+    def of(cls, statistics: ClassStatistics) -> Whitening:
+        center = statistics.means.mean(0)
+        apart = (statistics.means - center) / sqrt(len(statistics.means) - 1)
+        free = statistics.counts.sum() - len(statistics.counts)
+        pooled = statistics.scatter / free.clamp_min(1)
         size, between = pooled.diagonal().mean(), apart.square().sum(0).mean()
         if size <= 1e-12 * between or size == 0:
             # classes of one example, or of equal ones, say nothing about the spread within
@@ -251,11 +231,11 @@ def _draw(x: Tensor, y: Tensor, seed: int) -> list[_Fold]:
     """Folds with their episodes, as far as there are enough classes and examples."""
     classes = y.unique()
     count = min(_FOLDS, len(classes) // 2, max(2, len(classes) // _LEFT_OUT))
-    everything, folds = _Moments.of(x, y), []
+    everything, folds = class_statistics(x, y), []
     for number, (kept, left_out) in enumerate(class_folds(y, count, seed) if count > 1 else []):
         generator = torch.Generator().manual_seed(count * seed + number)
         here = torch.isin(y, left_out)
-        rest = everything.without(_Moments.of(x[here], y[here]), torch.isin(classes, kept))
+        rest = everything.without(class_statistics(x[here], y[here]), torch.isin(classes, kept))
         members = [(y == c).nonzero()[:, 0] for c in left_out.tolist()]
         drawn: dict[tuple[int, int, int], Tensor] = {}
         for most, shots in _SIZES:

@@ -25,6 +25,10 @@ class ClassStatistics:
     means: Tensor
     scatter: Tensor
 
+    def without(self, other: ClassStatistics, keep: Tensor) -> ClassStatistics:
+        """Those of the classes that are kept, which the other's are not."""
+        return ClassStatistics(self.counts[keep], self.means[keep], self.scatter - other.scatter)
+
 
 def class_statistics(features: Tensor, labels: Tensor) -> ClassStatistics:
     """For features (n, F) and any integer labels (n,)."""

@@ -26,7 +26,7 @@ from ibaml.weights import ClassMeans, FullGaussian
 
 @dataclass(frozen=True)
 class DualNewton:
-    """Newton's method in the dual, for `FullGaussian` alone.
+    """Newton's method in the dual, for `FullGaussian`; `ClassMeans` needs no steps.
 
     Args:
         steps: at most this many (regression with Gaussian noise needs none).
