@@ -829,3 +829,8 @@ class TestPosterior:
             learner = m.ibaml(mlp_model(), posterior=posterior, lam=0.02, init_log_var=-1.0)
             assert learner.belief.weight(1.0, 5) == pytest.approx(0.02 * math.exp(-1.0))
             assert learner.belief.weight(1.0, 50) == learner.belief.weight(1.0, 5)
+
+    def test_a_beta_that_nothing_would_read_is_refused(self):
+        with pytest.raises(ValueError, match=r"beta is not read here, where κ is 0\.002"):
+            m.ibaml(mlp_model()).replace(beta=0.5)
+        assert m.ibaml(mlp_model(), beta=0.1).replace(beta=0.5).beta == 0.5

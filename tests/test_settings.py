@@ -44,6 +44,7 @@ def test_the_method_decides_what_was_not_given():
     assert maml.samples is None
     assert maml.lam is None
     assert resolve({"method": "ibaml", "inner_lr": 0.1}).solver == "descent"
+    assert resolve({"posterior": "class_means"}).iterations == ours.iterations  # of pictures
     assert ours.tie_head
     assert not drawn.tie_head
     waves = resolve({"data": "sinusoids"})

@@ -47,6 +47,11 @@ def replaced(learner: MetaLearner, choices: Mapping[str, Any]) -> dict[str, Any]
         )
     if "beta" in choices and learner.log_beta is not None:
         raise ValueError("beta is learned here, as log_beta: set that parameter instead")
+    if "beta" in choices and learner.belief.kappa is not None:
+        raise ValueError(
+            f"beta is not read here, where κ is {learner.belief.kappa:g} (lam was given, or "
+            "recommended): make the learner with beta="
+        )
     now = {name: choices.get(name, getattr(learner, name)) for name in REPLACEABLE}
     if isinstance(now["solver"], Descent) and now["solver"].learn_lr and not len(learner.log_lr):
         raise ValueError(

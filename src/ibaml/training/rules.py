@@ -214,8 +214,10 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
     if model == "discriminant" and values.get("posterior") == "full" and not own:
         values["posterior"] = "class_means"
     if values.get("posterior") == "class_means":
+        values.update(lam=None, init_log_var=None)
+    if values.get("posterior") == "class_means" and model == "discriminant":
         # the base classes give the map, the prior and the answer: nothing is left to train
-        values.update(model=model, iterations=0, lam=None, init_log_var=None)
+        values.update(model=model, iterations=0)
     if method in UNROLLED:
         values["learn_inner_lr"] = False
     if method == "reptile":
