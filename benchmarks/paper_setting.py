@@ -48,7 +48,8 @@ class Arm:
     objective: str = "query"
     times_delta: float = 1.0  # of K-aware's δ = 1/(αK)
     temperature: str = "auto"  # learned, or 1 and fitted after training
-    adapt: str = "all"
+    adapt: tuple[str, ...] = ("*",)
+    execution: str = "auto"
     meta_lr: float = 0.003
     samples: int = 4
     iterations: int = 150
@@ -60,6 +61,7 @@ class Arm:
 A = Arm()
 MAML = Arm(rule="maml", steps=5)
 ABML = Arm(rule="unrolled", steps=5, objective="abml")
+LAST = replace(A, adapt=("blocks.3", "head"), execution="fold")
 
 # arm, the neighbor it is compared with
 ARMS: dict[str, tuple[Arm, str | None]] = {
@@ -80,6 +82,12 @@ ARMS: dict[str, tuple[Arm, str | None]] = {
     "implicit, Gauss-Newton": (replace(A, rule="implicit", curvature="ggn"), "K-aware"),
     "K-aware, Gauss-Newton": (replace(A, curvature="ggn"), "K-aware"),
     "implicit, exact, mu 1": (replace(A, rule="implicit", damping=1.0), "K-aware"),
+    "last block": (LAST, "K-aware"),
+    "last block, first order": (replace(LAST, rule="first order"), "last block"),
+    "last block, unrolled": (replace(LAST, rule="unrolled"), "last block"),
+    "last block, K 50": (replace(LAST, steps=50), "last block"),
+    "last two blocks": (replace(LAST, adapt=("blocks.2", *LAST.adapt)), "last block"),
+    "head": (replace(LAST, adapt=("head",), execution="auto"), "last block"),
     "alpha 0.03": (replace(A, lr=0.03), "K-aware"),
     "alpha 0.3": (replace(A, lr=0.3), "K-aware"),
     "predictive": (replace(A, objective="predictive"), "K-aware"),
@@ -111,6 +119,7 @@ def learner_of(arm: Arm, tasks: EpisodeTasks, temperature: str) -> MetaLearner:
         arm.objective,  # type: ignore[arg-type]
         likelihood,
         adapt=arm.adapt,
+        execution=arm.execution,  # type: ignore[arg-type]
         samples=arm.samples,
         noise="antithetic",
         init_log_var=arm.log_var,

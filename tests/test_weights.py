@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
+from fnmatch import fnmatchcase
 
 import pytest
 import scipy.stats
@@ -88,6 +90,44 @@ class TestRoles:
             roles = assign_roles(net, choice)
             assert roles.adapted == head
             assert roles.shared == everything[:4]
+
+    @pytest.mark.parametrize(
+        ("net", "last"),
+        [
+            (ibaml.nn.conv4(5), "blocks.3"),
+            (ibaml.nn.resnet12(5, widths=(4, 4, 4, 4)), "blocks.3"),
+            (ibaml.nn.mlp(1, 1, (4, 4)), "3"),
+            # a flat sequence: a layer and the norm after it
+            (nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 2)),
+             "[12]"),
+            # a body in a module of its own, whose last stage has two blocks
+            (
+                nn.Sequential(
+                    OrderedDict(
+                        body=nn.Sequential(
+                            nn.Linear(2, 3),
+                            nn.Sequential(nn.Bilinear(3, 3, 3), nn.Bilinear(3, 3, 3)),
+                            nn.LayerNorm(3),
+                        ),
+                        head=nn.Linear(3, 2),
+                    )
+                ),
+                "body.1.1 body.2",
+            ),
+        ],
+    )  # fmt: skip
+    def test_the_last_block_and_the_head(self, net: nn.Module, last: str):
+        roles = assign_roles(net, "last")
+        names = [n for n, _ in net.named_parameters()]
+        wanted = [n for n in names if any(fnmatchcase(n, f"{p}.*") for p in last.split())]
+        assert roles.adapted == (*wanted, *roles.head)
+        assert roles.head == assign_roles(net, "head").adapted
+        assert set(roles.shared) == set(names) - set(roles.adapted)
+        assert roles.shared
+
+    def test_without_a_block_before_the_head_last_is_refused(self):
+        with pytest.raises(ValueError, match='no weights before its head: use adapt="head"'):
+            assign_roles(nn.Linear(2, 2), "last")
 
     def test_frozen(self):
         net = self.net()

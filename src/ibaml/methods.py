@@ -80,8 +80,9 @@ class Options(TypedDict, total=False):
     """Options of every method.
 
     Attributes:
-        adapt: which weights a task adapts: ``"all"``, ``"head"``, a pattern, …; by default the head
-            for implicit methods if the module ends in a linear layer, else everything.
+        adapt: which weights a task adapts: ``"all"``, ``"head"``, ``"last"`` (the last block of
+            layers and the head), a pattern, …; by default the head for implicit methods if the
+            module ends in a linear layer, else everything.
         steps, lr: K and α. Implicit methods solve a head by Newton's method, unless α is given,
             which selects descent.
         solver: an object, or one of ``"newton"``, ``"descent"``, ``"natural"``, ``"adam"``,

@@ -52,19 +52,26 @@ def choose(
             'execution="head" needs the adapted weights to be those of one nn.Linear: use '
             'adapt="head", or execution="auto"'
         )
-    whole = (asked or fastest(model, device, size))(tied)
+    whole = (asked or fastest(model, device, size, _shares_first(model, adapted, head)))(tied)
     if precision == "bfloat16":
         whole = whole.with_precision(torch.bfloat16)
     recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
     return Runner(whole, head, recurrent)
 
 
-def fastest(model: nn.Module, device: str, size: int) -> type[Strategy]:
-    """vmap for plain dense networks, where it is much faster; folds on an accelerator. On a CPU,
-    where grouped kernels are slow, one weight set after another, by our own operations if they
-    pay off."""
+def fastest(model: nn.Module, device: str, size: int, shares_first: bool = False) -> type[Strategy]:
+    """vmap for plain dense networks, where it is much faster; folds on an accelerator, and where
+    the first layers are shared, which then run once for all weight sets. Else on a CPU, where
+    grouped kernels are slow, one weight set after another, by our own operations if they pay off.
+    """
     if not Vmap.refusal(model):
         return Vmap
-    if device != "cpu":
+    if device != "cpu" or (shares_first and size >= _LARGE):
         return Fold
     return Single if size >= _LARGE else Loop
+
+
+def _shares_first(model: nn.Module, adapted: Sequence[str], head: str | None) -> bool:
+    """Whether the first layer has no adapted weight, and no head runs by itself after it."""
+    first = next((n for n, _ in model.named_parameters()), None)
+    return bool(adapted) and head is None and first not in adapted

@@ -123,7 +123,8 @@ class Settings:
         choices=METHODS,
     )  # fmt: skip
     adapt: str | None = setting(
-        None, "Which weights a task adapts: all, head (the last layer), or a name pattern.",
+        None, "Which weights a task adapts: all, head (the last layer), last (that and the last "
+        "block of layers), or a name pattern.",
         _METHOD, shown="head for ibaml and imaml, else all",
     )  # fmt: skip
     tie_head: bool = setting(

@@ -37,13 +37,54 @@ def head_module(model: nn.Module) -> tuple[str, nn.Linear]:
     return layers[-1]
 
 
+def last_block(model: nn.Module) -> list[str]:
+    """Names of the weights of the last block before the head, and of the head.
+
+    It is found from the end: of a sequence, and of a module that holds all layers, the last member
+    is taken, of any other module all of it. A norm alone is no block: what comes before it is taken
+    too.
+
+    >>> last_block(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2)))
+    ['2.weight', '2.bias', '3.weight', '3.bias']
+    """
+    head = head_module(model)[1]
+    own = {id(p) for p in head.parameters()}
+    aliases = dict(model.named_parameters(remove_duplicate=False))
+    names = list(aliases)
+    first = min(i for i, n in enumerate(names) if id(aliases[n]) in own)
+    if first == 0:
+        raise ValueError(
+            'adapt="last" takes the last block of layers and the head, and '
+            f'{type(model).__name__} has no weights before its head: use adapt="head"'
+        )
+    return [*_last(model, "", names[:first]), *(n for n in names if id(aliases[n]) in own)]
+
+
+def _last(module: nn.Module, prefix: str, names: list[str]) -> list[str]:
+    """The last block among the weights of these names, which all begin with the prefix."""
+    children, found = dict(module.named_children()), list[str]()
+    for child in reversed(list(dict.fromkeys(n[len(prefix) :].split(".")[0] for n in names))):
+        path = prefix + child
+        inside = [n for n in names if n == path or n.startswith(f"{path}.")]
+        part = children.get(child)
+        if part is None or all(p.dim() < 2 for p in part.parameters()):
+            found = [*inside, *found]  # a weight of the container itself, or a norm
+            continue
+        holds_all = inside[0] == names[0] and any(True for _ in part.children())
+        if isinstance(part, nn.Sequential | nn.ModuleList) or holds_all:
+            inside = _last(part, f"{path}.", inside)
+        return [*inside, *found]
+    return found
+
+
 def assign_roles(model: nn.Module, adapt: Selection, freeze: Selection | None = None) -> Roles:
     """Sort the parameters of ``model``.
 
     Args:
-        adapt: ``"all"``; ``"head"`` (the last linear layer); a name or pattern such as
-            ``"blocks.3.*"``, or several; or a predicate ``(name, parameter) -> bool``. Weights
-            that are neither adapted nor frozen are shared.
+        adapt: ``"all"``; ``"head"`` (the last linear layer); ``"last"`` (that and the last block of
+            layers before it, see `last_block`); a name or pattern such as ``"blocks.3.*"``, or
+            several; or a predicate ``(name, parameter) -> bool``. Weights that are neither adapted
+            nor frozen are shared.
         freeze: weights that never change, selected in the same way. Parameters that already have
             ``requires_grad=False`` are frozen too.
     """
@@ -62,8 +103,8 @@ def assign_roles(model: nn.Module, adapt: Selection, freeze: Selection | None = 
         known = callable(selection) or isinstance(selection, Iterable)
         if isinstance(selection, nn.Module) or not known:
             raise TypeError(
-                f'{field} must be "all", "head", a name or pattern of weights, several of them, or '
-                f"a predicate (name, parameter) -> bool; got {type(selection).__name__}"
+                f'{field} must be "all", "head", "last", a name or pattern of weights, several of '
+                f"them, or a predicate (name, parameter) -> bool; got {type(selection).__name__}"
             )
         if callable(selection):
             names = {n for n, p in trainable.items() if selection(n, p)}
@@ -72,6 +113,8 @@ def assign_roles(model: nn.Module, adapt: Selection, freeze: Selection | None = 
         elif selection == "head":
             own = {id(p) for p in head_module(model)[1].parameters()}
             names = {n for n, p in trainable.items() if id(p) in own}
+        elif selection == "last":
+            names = set(last_block(model)) & set(trainable)
         else:
             patterns = [selection] if isinstance(selection, str) else list(selection)
             names = set()
@@ -88,7 +131,7 @@ def assign_roles(model: nn.Module, adapt: Selection, freeze: Selection | None = 
 
     frozen = chosen(freeze, "freeze") if freeze is not None else set()
     adapted = chosen(adapt, "adapt")
-    if adapt in ("all", "head"):
+    if adapt in ("all", "head", "last"):
         adapted -= frozen
     if both := adapted & frozen:
         raise ValueError(f"both adapt and freeze select {sorted(both)}: choose one for each weight")
@@ -118,5 +161,5 @@ def _no_match(field: str, pattern: str, names: Iterable[str]) -> str:
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return (
         f"{field}: no trainable parameter matches {pattern!r}{hint} "
-        '(or use "all", "head", a pattern such as "layer4.*", or a predicate)'
+        '(or use "all", "head", "last", a pattern such as "layer4.*", or a predicate)'
     )
