@@ -213,8 +213,8 @@ OPTIONS = {
     ),
     "adapt nothing": (
         lambda: m.maml(mlp_model(), adapt="hed.*"),
-        'adapt: no trainable parameter matches \'hed.*\' (or use "all", "head", a pattern such '
-        'as "layer4.*", or a predicate)',
+        'adapt: no trainable parameter matches \'hed.*\' (or use "all", "head", "last", a pattern '
+        'such as "layer4.*", or a predicate)',
     ),
     "adapt by an empty predicate": (
         lambda: m.maml(mlp_model(), adapt=lambda n, p: False),
@@ -549,12 +549,12 @@ OPTIONS = {
     ),
     "a number for adapt": (
         lambda: m.ibaml(mlp_model(), adapt=3),
-        'adapt must be "all", "head", a name or pattern of weights, several of them, or a '
+        'adapt must be "all", "head", "last", a name or pattern of weights, several of them, or a '
         "predicate (name, parameter) -> bool; got int",
     ),
     "a module for adapt": (
         lambda: m.ibaml(mlp_model(), adapt=nn.Linear(1, 1)),
-        'adapt must be "all", "head", a name or pattern of weights, several of them, or a '
+        'adapt must be "all", "head", "last", a name or pattern of weights, several of them, or a '
         "predicate (name, parameter) -> bool; got Linear",
     ),
     "a word for tie_head": (

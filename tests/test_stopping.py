@@ -552,12 +552,33 @@ def test_it_is_saved_with_the_learner(stopping, tmp_path):
 
 
 def test_the_words_of_the_methods():
-    for word, rule in (("auto", "auto"), ("off", None), (None, None), (0.5, 0.5), (0, 0)):
+    for word, rule in (("auto", "auto"), ("off", None), (None, "auto"), (0.5, 0.5), (0, 0)):
         for method in (ibaml.methods.ibaml, ibaml.methods.imaml):
             made = method(mlp_model(), adapt="all", stopping=word)
             assert made.gradient.stopping == rule
     # a head has a posterior in closed form, unless something is chosen that it does not read
     assert ibaml.methods.ibaml(mlp_model(), stopping="auto").belief == DiagonalGaussian()
+
+
+def test_it_is_the_default_where_descent_is_stopped():
+    """With the exact curvature on the means, in systems solved to 1 %; a given curvature, a rule or
+    a solver that does not say where it stopped is taken as it is."""
+    learner = ibaml.methods.ibaml(mlp_model(), adapt="all")
+    assert learner.gradient == Implicit(
+        Curvature("energy", block="mean"),
+        ConjugateGradient(64, tol=1e-2, recorded=8),
+        stopping="auto",
+    )
+    assert learner.solver.steps == 15
+    plain = ibaml.methods.ibaml(mlp_model(), adapt="all", stopping="off")
+    assert plain.gradient == Implicit(Curvature("ggn"))
+    assert plain.solver.steps == 5
+    exact = ibaml.methods.ibaml(mlp_model(), adapt="all", curvature="energy")
+    assert exact.gradient == Implicit(Curvature("energy"))
+    for solver in (Adam(3), NewtonCG(3)):
+        learner = ibaml.methods.ibaml(mlp_model(), adapt="all", solver=solver)
+        assert learner.gradient == Implicit(Curvature("ggn"))
+    assert ibaml.methods.ibaml(mlp_model(), adapt="head").gradient == Implicit()
 
 
 @pytest.mark.parametrize(("text", "rule"), [("auto", "auto"), ("off", None), ("0.25", 0.25)])

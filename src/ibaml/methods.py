@@ -27,6 +27,7 @@ from ibaml.curvature import Block, Curvature, Kind
 from ibaml.energy import Categorical, Gaussian, NllFunction, NoiseKind
 from ibaml.execution import Execution, Precision
 from ibaml.gradient import FirstOrder, GradientRule, Implicit, Reptile, Unrolled
+from ibaml.gradient.implicit import enough_steps
 from ibaml.learner import MetaLearner
 from ibaml.linalg import ConjugateGradient
 from ibaml.objectives import Abml, Objective
@@ -36,7 +37,7 @@ from ibaml.recommended import (
     recommended,
     recommended_adapt,
 )
-from ibaml.solve import DualNewton, HeadNewton, Rate, Solver
+from ibaml.solve import Descent, DualNewton, HeadNewton, Rate, Solver
 from ibaml.tasks import Dataset, Inputs, TaskSource
 from ibaml.weights import (
     Belief,
@@ -280,6 +281,11 @@ def _settings_given(options: Mapping[str, Any]) -> dict[str, Any]:
             settings["solver"] = "descent"  # a line search has no derivative
         elif options.get("solver") is not None and not isinstance(options["solver"], HeadNewton):
             settings["noise"] = options.get("noise", "antithetic")
+    solver, rule = options.get("solver"), options.get("gradient")
+    sizes = isinstance(solver, Descent) and type(solver).step_sizes is not Descent.step_sizes
+    known = sizes or solver is None or isinstance(solver, str | DualNewton | HeadNewton)
+    if settings["stopping"] is None and (rule is not None or not known):
+        settings["stopping"] = "off"  # nothing says where such a solver stopped
     if isinstance(likelihood := options.get("likelihood"), Gaussian):
         settings["noise_std"] = math.exp(float(likelihood.log_noise.detach()))
     return settings
@@ -392,11 +398,11 @@ def _implicit(options: dict[str, Any], values: Mapping[str, Any]) -> GradientRul
         options.pop("damping", values["damping"]),
         options.pop("block", values.get("block", "all")),
     )
-    stopping = options.pop("stopping", "off")
+    stopping = options.pop("stopping", values.get("stopping", "off"))
     if isinstance(stopping, str):
         check_word("stopping", stopping, STOPPINGS)
     stopping = None if stopping == "off" else stopping
     if cg_steps is None:
-        return Implicit(chosen, stopping=stopping)
+        return Implicit(chosen, enough_steps(stopped=bool(stopping)), stopping=stopping)
     check_count("cg_steps", cg_steps, 1 if cg_steps else 0)  # the rule says why not 0
     return Implicit(chosen, ConjugateGradient(cg_steps), stopping=stopping)

@@ -55,7 +55,8 @@ def recommended(
         regression: whether targets are numbers.
         given: settings that others depend on: ``posterior`` and all that only another than the full
             one reads, ``solver``, ``inner_lr`` (a given α selects descent), ``noise``,
-            ``execution``, ``lam``, ``beta``, ``learn_beta``, ``noise_std``.
+            ``curvature``, ``stopping``, ``execution``, ``lam``, ``beta``, ``learn_beta``,
+            ``noise_std``.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     by_itself = head and given.get("execution", "auto") in ("auto", "head")
@@ -76,16 +77,23 @@ def recommended(
         newton = method in IMPLICIT and head and "inner_lr" not in given
         exact = noise == "outputs" and on_outputs
         solver = "descent" if not newton else "head" if exact else "newton"
-    values.update(solver=solver, steps={"newton": 8, "head": 16}.get(solver, 5))
+    # descent stops early, and the implicit rule knows it; a given curvature means the plain rule
+    stopped = method in IMPLICIT and solver in ("descent", "natural")
+    stopped &= "curvature" not in given and given.get("stopping") not in ("off", "0", 0)
+    steps = {"newton": 8, "head": 16}.get(solver, 15 if stopped else 5)
+    values.update(solver=solver, steps=steps)
     if solver in ("descent", "natural", "adam"):
         values["inner_lr"] = 0.01 if solver == "adam" else 0.1
         if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
             values["inner_lr"] *= given.get("noise_std", values["noise_std"]) ** 2
     if method in IMPLICIT:
-        # solved to convergence, the exact Hessian is positive definite
-        values.update(curvature="energy" if solver == "head" else "ggn", damping=0.0)
+        # the exact Hessian is positive definite where a head is solved to convergence; with the
+        # precision of the start it nearly always is
+        exact = stopped or solver == "head"
+        values.update(curvature="energy" if exact else "ggn", damping=0.0)
+        values["stopping"] = "auto" if stopped else "off"
     if method == "ibaml":
-        values["block"] = "all"
+        values["block"] = "mean" if stopped else "all"
     if method in GAUSSIAN:
         values.update(
             samples=64 if noise == "outputs" else 4,

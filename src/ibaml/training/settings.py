@@ -145,7 +145,7 @@ class Settings:
     )  # fmt: skip
     steps: int | None = setting(
         None, "K, steps of adaptation; of solver dual at most so many.", _METHOD, least=0,
-        shown="newton 8, dual 40, head 16, else 5",
+        shown="newton 8, dual 40, head 16, descent with stopping auto 15, else 5",
     )  # fmt: skip
     inner_lr: float | None = setting(
         None, "α, the step size of adaptation (newton has none).", _METHOD, above=0,
@@ -160,7 +160,7 @@ class Settings:
     )  # fmt: skip
     curvature: str | None = setting(
         None, "H: ggn (never indefinite), energy (exact) or lemma (the paper's).", _METHOD,
-        choices=CURVATURES, only=IMPLICIT, shown="ggn",
+        choices=CURVATURES, only=IMPLICIT, shown="energy where stopping is auto, else ggn",
     )  # fmt: skip
     damping: float | None = setting(
         None,
@@ -172,12 +172,12 @@ class Settings:
     )
     block: str | None = setting(
         None, "all, or mean: the loss's curvature for the means only.", _METHOD,
-        choices=("all", "mean"), only=("ibaml",), shown="all",
+        choices=("all", "mean"), only=("ibaml",), shown="mean where stopping is auto, else all",
     )  # fmt: skip
     stopping: str | None = setting(
         None, "Whether the implicit gradient knows that descent was stopped early, after K steps: "
         "auto, off, or the precision δ of the start instead of 1/(αK).", _METHOD, only=IMPLICIT,
-        shown="off",
+        shown="auto for descent, unless a curvature is given; else off",
     )  # fmt: skip
     samples: int | None = setting(
         None,
