@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from ibaml.paper.study import Findings, Study
 from ibaml.paper.trained import fig3
 from ibaml.paper.trained import results as trained
 from ibaml.paper.trained.packed import packed, unpacked
-from ibaml.training import open_run
+from ibaml.training import open_run, resolve
 from runs import final_state, same
 
 runner = CliRunner()
@@ -194,6 +195,29 @@ class TestTable1:
         drawn = runner.invoke(app, words("table1", folder, gone))
         assert "0 parts computed, 12 read" in drawn.output
         assert (folder / "table1.png").exists()
+
+
+def test_arms_with_our_defaults_are_the_runs_that_ibaml_train_makes(pictures, tmp_path):
+    """The same data, network and length as the others; of the method, whatever is recommended."""
+    options = chosen(pictures, arms="maml_ours,abml_ours,ibaml_ours,ibaml5_ours", our_batch=3)
+    result = runner.invoke(app, words("table1", tmp_path, options))
+    assert result.exit_code == 0, result.output
+    for method, steps in (("maml", 5), ("abml", 5), ("ibaml", 15)):
+        run = open_run(run_of(tmp_path, f"{method}-ours")).settings
+        shared = ("data", "splits", "image_size", "channels", "ways", "shots", "queries")
+        given = {name: getattr(run, name) for name in shared}
+        plain = resolve({**given, "method": method, "adapt": "all"})
+        assert run.steps == plain.steps == steps
+        of_method = (
+            "beta", "init_log_var", "samples", "noise", "curvature", "block", "stopping",
+            "inner_lr", "meta_lr", "schedule", "objective",
+        )  # fmt: skip
+        assert [getattr(run, n) for n in of_method] == [getattr(plain, n) for n in of_method]
+        assert (run.iterations, run.tasks, run.temperature) == (2, 3, "fitted")
+    assert open_run(run_of(tmp_path, "ibaml5-ours")).settings.steps == 5
+    text = (tmp_path / "README.md").read_text()
+    assert "iBaML, our defaults" in text
+    assert re.search(r"iBaML, our defaults (and|is) .*MAML, our defaults", text)
 
 
 def test_an_arm_that_was_stopped_goes_on_to_the_same_end(done, pictures, tmp_path):

@@ -1,7 +1,7 @@
 """Which methods are compared, and with which settings is each trained?
 
-An arm is an ordinary training run. All of them share network, tasks, seed and, but for the arms
-that adapt the head alone, the paper's protocol; the head has the defaults of `ibaml train`.
+An arm is an ordinary training run. All of them share network, tasks and seed, and most the paper's
+protocol; the head and "our defaults" have those of `ibaml train`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from ibaml.words import NORM_STATS
 
 @dataclass(frozen=True)
 class Arm:
-    """One method: its title in tables, and what sets it apart."""
+    """One method: its title in tables, and what sets it apart.
+
+    ``ours``: not the paper's protocol but the defaults of `ibaml train`, with everything adapted.
+    """
 
     title: str
     method: str
     steps: int | None = 5
     curvature: str = "ggn"
     head: bool = False
+    ours: bool = False
 
     @property
     def implicit(self) -> bool:
@@ -47,13 +51,18 @@ ARMS = {
     "fomaml5": Arm("FOMAML, K = 5", "fomaml"),
     "imaml5": Arm("iMAML, K = 5", "imaml"),
     "ibaml_head": Arm("iBaML, head", "ibaml", None, head=True),
+    "maml_ours": Arm("MAML, our defaults", "maml", None, ours=True),
+    "abml_ours": Arm("ABML, our defaults", "abml", None, ours=True),
+    "ibaml_ours": Arm("iBaML, our defaults", "ibaml", None, ours=True),
     # these run only if they are named
+    "ibaml5_ours": Arm("iBaML, our defaults, K = 5", "ibaml", 5, ours=True),
+    "ibaml50_ours": Arm("iBaML, our defaults, K = 50", "ibaml", 50, ours=True),
     "ibaml5_lemma": Arm("iBaML, K = 5, lemma", "ibaml", curvature="lemma"),
     "ibaml5_energy": Arm("iBaML, K = 5, energy", "ibaml", curvature="energy"),
     "ibaml15_lemma": Arm("iBaML, K = 15, lemma", "ibaml", 15, curvature="lemma"),
     "imaml_head": Arm("iMAML, head", "imaml", None, head=True),
 }
-USUAL = tuple(ARMS)[:8]
+USUAL = tuple(ARMS)[:11]
 OWN = "own"  # batch norm's statistics as learner.adapt takes them
 # settings that do not change a result, or belong to one machine
 _OF_THE_MACHINE = (
@@ -86,10 +95,11 @@ class Settings:
     batch: int = setting(2, "Tasks of a meta-step.", least=1)
     head_tasks: int = setting(80_000, "`train_tasks` of arms that adapt the head.", least=1)
     head_batch: int = setting(8, "`batch` of arms that adapt the head.", least=1)
+    our_batch: int = setting(8, "`batch` of arms with our defaults.", least=1)
     head_steps: int = setting(0, "Their Newton steps; 0: as `ibaml train`.", least=0)
     head_beta: float = setting(0.0, "Their β; 0: as `ibaml train`.", least=0)
     meta_lr: float = setting(
-        0.001, "β_meta; this and what follows down to λ: of arms that adapt everything."
+        0.001, "β_meta; this and what follows down to λ: of arms with the paper's protocol."
     )
     inner_lr: float = setting(0.01, "α, the step size of adaptation.")
     samples: int = setting(5, "Monte-Carlo samples S in training.")
@@ -130,6 +140,8 @@ def run_settings(arm: Arm, study: Settings) -> RunSettings:
     tasks, batch = study.train_tasks, study.batch
     if arm.head:
         tasks, batch = study.head_tasks, study.head_batch
+    elif arm.ours:
+        batch = study.our_batch
     iterations = ceil(tasks / batch)
     between = max(1, iterations // study.validations) if study.validations > 0 else 0
     given: dict[str, Any] = {
@@ -154,9 +166,11 @@ def run_settings(arm: Arm, study: Settings) -> RunSettings:
         "keep": 1,
         "log_every": max(1, min(100, iterations // 20)),
         "tensorboard": False,
-        "temperature": "1",
     }
-    return resolve({**given, **(_head(arm, study) if arm.head else _everything(arm, study))})
+    if arm.ours:
+        return resolve({**given, "adapt": "all", "steps": arm.steps})
+    own = _head(arm, study) if arm.head else _everything(arm, study)
+    return resolve({**given, "temperature": "1", **own})
 
 
 def _head(arm: Arm, study: Settings) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def setup(settings: Settings, results: Sequence[Result]) -> list[str]:
         f"{settings.samples} ({settings.test_samples} in the test), L = {settings.cg_steps}, β = "
         f"{settings.beta:g}, ρ starts at {settings.init_log_var:g}; ABML with its hyper-prior; "
         f"iMAML's λ = {settings.lam:g}. Arms that adapt the head have `ibaml train`'s defaults"
-        f"{_head(settings)}.",
+        f"{_head(settings)}, and so have those called ours, which adapt everything.",
         f"Length of training. {lengths}.",
         f"Tested: the {_WEIGHTS[settings.which]} weights, {_after(results)}"
         + (

@@ -113,10 +113,11 @@ def judgment(settings: Settings, scores: Mapping[str, ClassScores]) -> Judged:
         best, rival = _first(order, "ibaml", True), _first(order, "ibaml", False)
         before = f"{metric.upper()}, lowest first, of the paper's methods: {ranked}. "
         judge(best, rival, metric, before)
-    for ours in ("ibaml5", "ibaml15"):
-        for theirs in ("maml5", "abml5"):
+    for end in ("5", "15", "_ours"):
+        rivals = "_ours" if end == "_ours" else "5"
+        for theirs in ("maml", "abml"):
             for metric in METRICS:
-                judge(ours, theirs, metric)
+                judge(f"ibaml{end}", f"{theirs}{rivals}", metric)
     return agrees, differs
 
 
