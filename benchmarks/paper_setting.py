@@ -42,6 +42,7 @@ class Arm:
     damping: float = 0.0
     steps: int = 15
     lr: float = 0.1
+    body_lr: float | None = None  # of all but the head, if other than lr
     lam: float = 0.11
     log_var: float = -7.0
     point: bool = False
@@ -82,6 +83,13 @@ ARMS: dict[str, tuple[Arm, str | None]] = {
     "implicit, Gauss-Newton": (replace(A, rule="implicit", curvature="ggn"), "K-aware"),
     "K-aware, Gauss-Newton": (replace(A, curvature="ggn"), "K-aware"),
     "implicit, exact, mu 1": (replace(A, rule="implicit", damping=1.0), "K-aware"),
+    "body alpha 0.01": (replace(A, body_lr=0.01), "K-aware"),
+    "body alpha 0.01, point": (replace(A, body_lr=0.01, point=True), "point"),
+    "body alpha 0.03, point": (replace(A, body_lr=0.03, point=True), "point"),
+    "point, K 50": (replace(A, point=True, steps=50), "point"),
+    "point, first order": (replace(A, point=True, rule="first order"), "point"),
+    "point, unrolled": (replace(A, point=True, rule="unrolled"), "point"),
+    "point, alpha 0.03": (replace(A, point=True, lr=0.03), "point"),
     "last block": (LAST, "K-aware"),
     "last block, first order": (replace(LAST, rule="first order"), "last block"),
     "last block, unrolled": (replace(LAST, rule="unrolled"), "last block"),
@@ -129,7 +137,7 @@ def learner_of(arm: Arm, tasks: EpisodeTasks, temperature: str) -> MetaLearner:
     return MetaLearner(
         net,
         belief,
-        ibaml.GradientDescent(arm.steps, arm.lr),
+        ibaml.GradientDescent(arm.steps, rate_of(arm)),
         rule_of(arm),
         arm.objective,  # type: ignore[arg-type]
         likelihood,
@@ -139,6 +147,12 @@ def learner_of(arm: Arm, tasks: EpisodeTasks, temperature: str) -> MetaLearner:
         noise="antithetic",
         init_log_var=arm.log_var,
     )
+
+
+def rate_of(arm: Arm) -> float | dict[str, float]:
+    if arm.body_lr is None:
+        return arm.lr
+    return {"*head.*": arm.lr, "*": arm.body_lr}
 
 
 def rule_of(arm: Arm) -> ibaml.GradientRule:

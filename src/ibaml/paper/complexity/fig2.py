@@ -43,6 +43,7 @@ class Settings:
     ls: str | None = None
     samples: str | None = None
     curvature: str | None = None
+    stopping: str | None = None
     tasks: int | None = None
     image_size: int | None = None
     channels: int | None = None
@@ -201,7 +202,8 @@ def _setup(settings: Settings, measured: Measured) -> list[str]:
     return [
         f"{source}{measured.headline}, all weights adapted, {sweep.precision} precision.",
         f"K = {_listed(sweep.ks)} at L = {sweep.fixed_cg_steps}; L = {_listed(sweep.ls)} at K = "
-        f"{sweep.fixed_steps}. H of the implicit methods: {sweep.curvature}, L products exactly.",
+        f"{sweep.fixed_steps}. H of the implicit methods: {sweep.curvature}"
+        f"{', and δ of the start' if sweep.stopping == 'auto' else ''}, L products exactly.",
         "As in the paper the backward pass alone: adaptation is not in it. Time: the median of "
         f"{sweep.repeats} runs, per task; memory: the peak above what stood before, per task.",
         f"The paper does not give S; here {_listed(sweep.samples)}. Its pictures are of "

@@ -161,6 +161,7 @@ class Bench:
         }
         if arm.cg_steps is not None:
             options |= {"cg_steps": arm.cg_steps, "curvature": sweep.curvature, "damping": 0.0}
+            options |= {"stopping": sweep.stopping}
         if arm.method in POINT_OF:
             options |= {"samples": arm.samples, **_GAUSSIAN}
         if arm.method == "imaml":

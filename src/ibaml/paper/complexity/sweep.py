@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ibaml.fields import SettingsError, chosen, setting
-from ibaml.words import CURVATURES
+from ibaml.words import CURVATURES, STOPPINGS
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,10 @@ class Sweep:
     curvature: str = setting(
         "ggn", "H of the implicit methods: energy, ggn or lemma.", _WHAT, choices=CURVATURES
     )
+    stopping: str = setting(
+        "off", "Whether their gradient knows that descent was stopped after K steps: auto or off.",
+        _WHAT, choices=STOPPINGS,
+    )  # fmt: skip
     tasks: int = setting(0, "Tasks per batch.", _TASKS, least=1, shown="1; CUDA 8")
     image_size: int = setting(84, "Side of the images in pixels.", _TASKS, least=16)
     channels: int = setting(32, "Channels of Conv4.", _TASKS, least=1)
