@@ -52,7 +52,7 @@ class Arm:
     adapt: tuple[str, ...] = ("*",)
     execution: str = "auto"
     meta_lr: float = 0.003
-    samples: int = 4
+    samples: int = 2
     iterations: int = 150
     tasks: int = 8
     shots: int = 1
@@ -68,6 +68,8 @@ LAST = replace(A, adapt=("blocks.3", "head"), execution="fold")
 ARMS: dict[str, tuple[Arm, str | None]] = {
     "MAML, K 5": (MAML, None),
     "MAML, K 15": (replace(MAML, steps=15), "MAML, K 5"),
+    "MAML, alpha 0.03": (replace(MAML, lr=0.03), "MAML, K 5"),
+    "MAML, alpha 0.3": (replace(MAML, lr=0.3), "MAML, K 5"),
     "K-aware": (A, "MAML, K 5"),
     "ABML, K 5": (ABML, "MAML, K 5"),
     "first order": (replace(A, rule="first order"), "K-aware"),
@@ -80,6 +82,8 @@ ARMS: dict[str, tuple[Arm, str | None]] = {
     "lambda 0.011": (replace(A, lam=0.011), "K-aware"),
     "rho -9": (replace(A, log_var=-9.0), "K-aware"),
     "rho -9, lambda 1.6": (replace(A, log_var=-9.0, lam=1.6), "rho -9"),
+    "4 samples": (replace(A, samples=4), "K-aware"),
+    "implicit, exact": (replace(A, rule="implicit"), "K-aware"),
     "implicit, Gauss-Newton": (replace(A, rule="implicit", curvature="ggn"), "K-aware"),
     "K-aware, Gauss-Newton": (replace(A, curvature="ggn"), "K-aware"),
     "implicit, exact, mu 1": (replace(A, rule="implicit", damping=1.0), "K-aware"),
@@ -163,7 +167,7 @@ def rule_of(arm: Arm) -> ibaml.GradientRule:
     exact = Curvature("energy", arm.damping, "all" if arm.point else "mean")
     curvature = exact if arm.curvature == "exact" else Curvature("ggn", arm.damping)
     if arm.rule == "implicit":
-        return Implicit(curvature, ibaml.ConjugateGradient(20, tol=1e-2))
+        return Implicit(curvature, ibaml.ConjugateGradient(50, tol=1e-2))
     stopping: Any = "auto"
     if arm.times_delta != 1:
         stopping = arm.times_delta / (arm.lr * arm.steps)
