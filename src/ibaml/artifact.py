@@ -8,7 +8,6 @@ in again when loading.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
@@ -19,10 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ibaml import curvature, gradient, linalg, objectives, solve, weights
-from ibaml._version import __version__
+from ibaml.container import ArtifactError, read_artifact, write_artifact
 from ibaml.energy import ByTarget, Categorical, Gaussian, Likelihood, TaskEnergy
-from ibaml.extras import need
-from ibaml.files import write_whole
 from ibaml.heads.class_means import ClassDirections
 from ibaml.heads.dual import DualPosterior
 from ibaml.heads.regression import RegressionPosterior
@@ -35,8 +32,6 @@ from ibaml.tasks.inputs import Inputs
 if TYPE_CHECKING:
     from ibaml.execution import Plan
 
-FORMAT = 1
-_LARGEST = 16 << 30  # bytes; a larger file is refused unread
 _CHOICES: dict[str, type] = {
     one.__name__: one
     for one in (
@@ -52,16 +47,12 @@ _CHOICES: dict[str, type] = {
 _PASSED_IN = ("model", "belief", "solver", "gradient", "objective", "likelihood")
 
 
-class ArtifactError(ValueError):
-    """A file cannot be written or read; the message says why, and what to do."""
-
-
 # --- a learner -----------------------------------------------------------------------------------
 
 
 def save_learner(learner: MetaLearner, path: str | Path) -> Path:
     """Write a learner to a file: weights, choices, and how inputs are prepared."""
-    return _write(Path(path), "learner", _described(learner), learner.state_dict())
+    return write_artifact(Path(path), "learner", _described(learner), learner.state_dict())
 
 
 def load_learner(
@@ -72,7 +63,7 @@ def load_learner(
     Args:
         passed_in: the user's own parts: ``model``, ``likelihood``, ``solver``, …
     """
-    facts, tensors = _read(Path(path), "learner")
+    facts, tensors = read_artifact(Path(path), "learner")
     return _learner(Path(path), facts, tensors, passed_in).to(device)
 
 
@@ -257,7 +248,7 @@ def save_posterior(posterior: Posterior, path: str | Path, *, examples: bool = T
                 'statistics): leave examples at True, or adapt with norm_stats="running"'
             )
         tensors["posterior/x"] = energy.x
-    return _write(Path(path), "posterior", facts, tensors)
+    return write_artifact(Path(path), "posterior", facts, tensors)
 
 
 def load_posterior(
@@ -269,7 +260,7 @@ def load_posterior(
     >>> posterior.predict_proba(posterior.inputs(["new.jpg"]))                    # doctest: +SKIP
     """
     path = Path(path)
-    facts, tensors = _read(path, "posterior")
+    facts, tensors = read_artifact(path, "posterior")
     own = {n.removeprefix("learner/"): t for n, t in tensors.items() if n.startswith("learner/")}
     learner = _learner(path, facts, own, passed_in).to(device)
     try:
@@ -325,64 +316,3 @@ def _answered(
 def _plain(label: Any) -> Any:
     """A label as a JSON value."""
     return label.item() if hasattr(label, "item") else label
-
-
-# --- files ---------------------------------------------------------------------------------------
-
-
-def _write(path: Path, kind: str, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
-    need("safetensors")
-    from safetensors.torch import save
-
-    plain = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
-    header = {
-        "ibaml": kind, "format": str(FORMAT), "version": __version__, "facts": json.dumps(facts),
-    }  # fmt: skip
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, save(plain, header))
-    except OSError as error:
-        raise ArtifactError(f"{path} could not be written ({error.strerror or error})") from error
-    return path
-
-
-def _read(path: Path, wanted: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    need("safetensors")
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        if path.is_file() and path.stat().st_size > _LARGEST:
-            raise ArtifactError(f"{path} is larger than {_LARGEST >> 30} GiB")
-        content = path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read ({error.strerror or error})") from error
-    try:
-        size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size])["__metadata__"]
-        kind, number = header["ibaml"], int(header["format"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"{path} is damaged, or not a file of ibaml") from error
-    if number > FORMAT:
-        raise ArtifactError(
-            f"{path} was written by ibaml {header.get('version', '?')} in format {number}, but "
-            f"this is ibaml {__version__}, which reads formats up to {FORMAT}: update ibaml"
-        )
-    if kind != wanted:
-        reader = {"learner": "ibaml.load", "posterior": "ibaml.load_posterior"}.get(kind, "nothing")
-        raise ArtifactError(f"{path} holds a {kind}, not a {wanted}: {reader} reads it")
-    try:
-        tensors = load(content)
-        facts = json.loads(header["facts"])
-        if not isinstance(facts, dict):
-            raise ValueError("no facts")
-    except (
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RuntimeError,
-        RecursionError,
-    ) as error:
-        raise ArtifactError(f"{path} is damaged ({error})") from error
-    return facts, tensors

@@ -1,0 +1,132 @@
+"""How is a prior fitted to base classes, and how do its answers do on classes it has not seen? For
+the second, the base classes are dealt into folds, each with the map of the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from ibaml.answers.head import Head
+from ibaml.answers.prior import MANY, Prior, rooted
+from ibaml.answers.promises import ERRORS, LEVELS, SHOTS, WAYS, Promises
+from ibaml.heads.from_base import FromBase, Whitening, fit
+from ibaml.heads.from_data import class_folds, class_statistics
+
+_FOLDS, _TASKS, _QUERIES = 3, 150, 10  # tasks of each size over all folds; queries of each class
+_LEAST = 2  # queries of each class
+_RISK = 0.05  # of the tasks may break a promise
+_GRID = np.linspace(0, 1, 101)
+
+
+def fit_prior(x: Tensor, y: Tensor, name: str = "own", seed: int = 0) -> Prior:
+    """A prior of base classes, with promises if they are enough.
+
+    Args:
+        x, y: vectors (n, F) and integer labels, of two classes or more.
+        name: as it is shown.
+        seed: see `calibrate`.
+    """
+    root = x.shape[1] >= MANY and bool((x >= 0).all())
+    found = fit(rooted(x) if root else x, y, seed=seed)
+
+    def again(some: Tensor, theirs: Tensor) -> Prior:
+        shape = Whitening.of(class_statistics((rooted(some) if root else some).double(), theirs))
+        map, variances = shape.axes(found.scalars.shrinkage)
+        between = math.exp(found.scalars.diagonal) + math.exp(found.scalars.between) * variances
+        part = FromBase(shape.center, map, between, found.scalars, None)
+        return Prior.of_base(part, name, root)
+
+    promises = calibrate(x, y, again, seed)
+    return Prior.of_base(found, name, root, promises=promises)
+
+
+def calibrate(
+    x: Tensor,
+    y: Tensor,
+    fitted: Callable[[Tensor, Tensor], Prior] | None,
+    seed: int = 0,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Promises | None:
+    """Promises for a prior, or without one; None if there are too few classes or examples.
+
+    Args:
+        x, y: the base classes, (n, F) and integer labels.
+        fitted: makes a prior of some of them; None for no prior.
+        seed: deals the folds and draws the tasks.
+    """
+    classes, sizes = y.unique(return_counts=True)
+    if int((sizes > _LEAST).sum()) < 2 * _FOLDS:
+        return None
+    folds = [(torch.zeros(0), classes)] if fitted is None else class_folds(y, _FOLDS, seed)
+    answers: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+    rng = np.random.default_rng(seed)
+    total = len(folds) * len(WAYS) * len(SHOTS)
+    for number, (kept, left_out) in enumerate(folds):
+        prior = None
+        here, labels = x, y
+        if fitted is not None:
+            rows = torch.isin(y, kept)
+            prior = fitted(x[rows], y[rows])
+            here, labels = prior.mapped(x[~rows]), y[~rows]
+            prior = prior.done
+        members = {int(c): (labels == c).nonzero()[:, 0].numpy() for c in left_out}
+        for i, ways in enumerate(WAYS):
+            for j, shots in enumerate(SHOTS):
+                on_step(number * len(WAYS) * len(SHOTS) + i * len(SHOTS) + j, total)
+                done = answers.setdefault((i, j), [])
+                for _ in range(_TASKS // len(folds)):
+                    done.append(_task(prior, here, members, ways, shots, rng))
+    scores = np.empty((len(WAYS), len(SHOTS), len(LEVELS)))
+    confidence = np.empty((len(WAYS), len(SHOTS), len(ERRORS)))
+    for at, tasks in answers.items():
+        scores[at] = np.quantile(np.concatenate([task[0] for task in tasks]), LEVELS)
+        confidence[at] = [_surest(tasks, error) for error in ERRORS]
+    on_step(total, total)
+    return Promises(scores, confidence)
+
+
+def _task(
+    prior: Prior | None,
+    x: Tensor,
+    members: dict[int, np.ndarray],
+    ways: int,
+    shots: int,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores, confidences and correctness of the queries of one task."""
+    longest = sorted((len(rows) for rows in members.values()), reverse=True)
+    shots = min(shots, longest[min(ways, len(longest)) - 1] - _LEAST)
+    enough = [rows for rows in members.values() if len(rows) >= shots + _LEAST]
+    ways = min(ways, len(enough))
+    picked = [
+        rng.permutation(enough[c])[: shots + _QUERIES] for c in rng.permutation(len(enough))[:ways]
+    ]
+    support = np.concatenate([rows[:shots] for rows in picked])
+    query = np.concatenate([rows[shots:] for rows in picked])
+    asked = np.repeat(np.arange(ways), [len(rows) - shots for rows in picked])
+    shown = torch.arange(ways).repeat_interleave(shots)
+    head = Head.of(prior, x[torch.from_numpy(support)], shown, ways)
+    z = head.prior.mapped(x[torch.from_numpy(query)])
+    best = head.log_probabilities(z).max(-1)
+    total = head.likeness(z).numpy()
+    return total, best.values.exp().numpy(), best.indices.numpy() == asked
+
+
+def _surest(tasks: list[tuple[np.ndarray, np.ndarray, np.ndarray]], error: float) -> float:
+    """The lowest confidence from which on (and for all higher ones) as few tasks err too often
+    that a share of `_RISK` explains more with a probability of 95 %."""
+    broken = np.zeros(len(_GRID), int)
+    for _, confidence, right in tasks:
+        at = np.searchsorted(_GRID, confidence, side="right") - 1
+        answered = np.bincount(at, minlength=len(_GRID))[::-1].cumsum()[::-1]
+        wrong = np.bincount(at, weights=~right, minlength=len(_GRID))[::-1].cumsum()[::-1]
+        broken += wrong > error * answered
+    kept = binom.cdf(broken, len(tasks), _RISK) <= 0.05
+    bad = np.flatnonzero(~kept)
+    first = 0 if not len(bad) else int(bad[-1]) + 1
+    return float(_GRID[first]) if first < len(_GRID) else 2.0
