@@ -16,13 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ibaml.extras import need
 from ibaml.tasks.dataset import Dataset
 from ibaml.tasks.errors import DataError
-from ibaml.tasks.images import decode
+from ibaml.tasks.images import open_picture, picture_of, read_file, square
 from ibaml.tasks.keyed import EpisodeTasks, TableTasks, TaskSource
-
-_BYTES = 64_000_000  # a larger image file is refused unread
 
 
 @dataclass(frozen=True)
@@ -121,36 +118,11 @@ class Inputs:
         """One image as uint8 (C, side, side)."""
         channels, side = self.shape[0], self.shape[-1]
         if isinstance(one, str | Path):
-            path = Path(one)
-            try:
-                if path.stat().st_size > _BYTES:
-                    raise DataError(f"{path}: larger than {_BYTES / 1e6:.0f} MB")
-                content = path.read_bytes()
-            except OSError as error:
-                raise DataError(f"{path}: {error.strerror or error}") from error
-            pixels = decode(content, str(path), side, channels)  # type: ignore[arg-type]
+            picture = open_picture(read_file(Path(one)), str(one), channels)  # type: ignore[arg-type]
         else:
-            pixels = self._array(np.asarray(one))
+            picture = picture_of(np.asarray(one), channels)  # type: ignore[arg-type]
+        pixels = square(picture, side, channels)  # type: ignore[arg-type]
         return 255 - pixels if self.inverted else pixels
-
-    def _array(self, array: np.ndarray) -> np.ndarray:
-        need("PIL")
-        from PIL import Image, ImageOps
-
-        channels, side = self.shape[0], self.shape[-1]
-        if array.dtype != np.uint8 or array.ndim not in (2, 3):
-            raise DataError(
-                f"an image is a path or uint8 (C, H, W) or (H, W[, C]), got {array.dtype} "
-                f"{array.shape}"
-            )
-        if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[2] not in (1, 3):
-            array = array.transpose(1, 2, 0)
-        picture = Image.fromarray(array.squeeze(2) if array.shape[2:] == (1,) else array)
-        picture = picture.convert("L" if channels == 1 else "RGB")
-        if picture.size != (side, side):
-            picture = ImageOps.fit(picture, (side, side), Image.Resampling.BILINEAR)
-        pixels = np.asarray(picture, dtype=np.uint8)
-        return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     def described(self) -> dict[str, Any]:
         """The preparation for a JSON file."""
