@@ -73,10 +73,11 @@ class Embed:
         self.progress = progress
         self._check()
 
-    def __call__(self, images: Any) -> np.ndarray:
+    def __call__(self, images: Any, *, progress: Progress | None = None) -> np.ndarray:
         """The vectors (n, features), float32, of pictures: paths, Pillow pictures, or uint8 arrays
-        (H, W), (H, W, C) or (C, H, W); several, or one alone."""
-        vectors, failures = self.try_each(images)
+        (H, W), (H, W, C) or (C, H, W); several, or one alone. ``progress`` takes the place of the
+        one that was given before."""
+        vectors, failures = self.try_each(images, progress=progress)
         if failures:
             shown = "\n  ".join(list(failures.values())[:10])
             more = f"\n  … and {len(failures) - 10} more" if len(failures) > 10 else ""
@@ -86,24 +87,29 @@ class Embed:
             )
         return vectors
 
-    def try_each(self, images: Any) -> tuple[np.ndarray, dict[int, str]]:
+    def try_each(
+        self, images: Any, *, progress: Progress | None = None
+    ) -> tuple[np.ndarray, dict[int, str]]:
         """The vectors, and why pictures could not be read, by their number; those rows are NaN."""
         items = _several(images)
-        return self.of_contents((_content(one) for one in items), len(items))
+        return self.of_contents((_content(one) for one in items), len(items), progress)
 
     def of_contents(
-        self, contents: Iterable[Callable[[], tuple[str, Content]]], total: int
+        self,
+        contents: Iterable[Callable[[], tuple[str, Content]]],
+        total: int,
+        progress: Progress | None = None,
     ) -> tuple[np.ndarray, dict[int, str]]:
         """As `try_each`, of functions that each return a picture's name and content."""
         vectors = np.full((total, self.features), np.nan, np.float32)
         failures: dict[int, str] = {}
-        done = 0
+        done, progress = 0, progress or self.progress
         for rows, found, failed in self._batches(contents):
             vectors[rows] = found
             failures |= failed
             done += len(rows)
-            if self.progress is not None:
-                self.progress(done, total)
+            if progress is not None:
+                progress(done, total)
         return vectors, failures
 
     @property
@@ -220,6 +226,12 @@ class Embed:
     def __getstate__(self) -> dict[str, Any]:
         """Without what is made again: a named network is loaded when it is needed."""
         return {k: v for k, v in self.__dict__.items() if k not in ("_loaded", "_store")}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Embed) and self.described() == other.described()
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def __repr__(self) -> str:
         return f"Embed({self.name!r})" if self._known else f"Embed({self.name}(…))"

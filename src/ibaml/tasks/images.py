@@ -57,7 +57,7 @@ def open_picture(
             takes a fraction of the time.
     """
     need("PIL")
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
@@ -78,6 +78,10 @@ def open_picture(
             return plain(image, channels)
     except ImageError:
         raise
+    except UnidentifiedImageError as error:
+        raise ImageError(
+            f"{name}: not a readable image: its content is none of {', '.join(_FORMATS)}"
+        ) from error
     except Exception as error:  # a decoder may raise anything on a broken file
         raise ImageError(f"{name}: not a readable image ({error})") from error
 
