@@ -3,8 +3,8 @@
     python benchmarks/backbones.py caltech101-84.zip splits.json --out runs/backbones
 
 Embeds at most 60 pictures of every training and validation class with each backbone and crop. Test
-classes are not read: the 16 validation classes are the test here, and 16 training classes are left
-out of training for what has to be chosen. Then `ibaml train` and `ibaml bench heads` on the vectors.
+classes are not read: the 16 validation classes are the test here, and 16 training classes are kept
+for what has to be chosen. Then `ibaml train` and `ibaml bench heads` on the vectors.
 """
 
 from __future__ import annotations

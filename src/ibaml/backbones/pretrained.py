@@ -45,7 +45,7 @@ class Pretrained:
     width: float
     depth: float
     side: int
-    crop: float = 0.875
+    crop: float = 1.0
     mean: float = 127.0
     deviation: float = 128.0
     features: int = 1280

@@ -6,15 +6,15 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ibaml.extras import need
 from ibaml.kinds import FEATURES, IMAGE_SIZE, LIST, NAMES, kind_of_data, refusal
 from ibaml.tasks.cache import cached
-from ibaml.tasks.dataset import Dataset, feature_vectors
+from ibaml.tasks.dataset import SPLITS, Dataset, feature_vectors
 from ibaml.tasks.download import Remote
 from ibaml.tasks.embedding import Embed
 from ibaml.tasks.errors import DataError, DataWarning
@@ -22,6 +22,9 @@ from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniima
 from ibaml.tasks.sources.decode import Progress
 from ibaml.tasks.sources.embedded import embedded
 from ibaml.tasks.sources.folder import roots_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _OMNIGLOT = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
 Opener = Callable[[Path, Progress | None], Dataset]
@@ -158,7 +161,7 @@ def open_data(
     return image_folder(paths, class_level=class_level, **common)
 
 
-def _features(path: Path, splits: str | Path | None) -> Dataset:
+def _features(path: Path, splits: str | Path | Mapping[str, Sequence[str]] | None) -> Dataset:
     """Feature vectors ``x`` and labels ``y`` of an .npz, and what made them of pictures, if
     `ibaml embed` did; nothing in it is executed."""
     import zipfile
@@ -170,6 +173,8 @@ def _features(path: Path, splits: str | Path | None) -> Dataset:
             missing = [n for n in ("x", "y") if n not in content]
             if missing:
                 raise DataError(f"{path} has no array {missing[0]!r}: it needs x (N, D) and y (N,)")
+            if splits is None and "split" in content:
+                splits = _splits(content["y"], content["split"], path)
             data = feature_vectors(content["x"], content["y"], splits=splits, name=path.stem)
             if "embed" in content:
                 return replace(data, embed=_known_embedding(str(content["embed"]), path))
@@ -180,6 +185,19 @@ def _features(path: Path, splits: str | Path | None) -> Dataset:
         raise DataError(
             f"{path} is not an .npz of plain arrays, or it is damaged: {error}"
         ) from error
+
+
+def _splits(labels: np.ndarray, splits: np.ndarray, path: Path) -> dict[str, list[str]]:
+    """The classes of each split, from the split of every vector."""
+    if labels.shape != splits.shape:
+        raise DataError(f"{path}: {len(labels)} labels but {len(splits)} splits")
+    lists: dict[str, set[str]] = {}
+    for label, split in zip(labels.tolist(), splits.tolist(), strict=True):
+        if split not in ("", *SPLITS):
+            raise DataError(f"{path}: split {split!r} is none of {', '.join(SPLITS)}")
+        if split:
+            lists.setdefault(split, set()).add(str(label))
+    return {split: sorted(lists.get(split, ())) for split in SPLITS}
 
 
 def _known_embedding(text: str, path: Path) -> Embed | None:

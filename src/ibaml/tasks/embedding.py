@@ -31,7 +31,7 @@ Transform = Callable[["Image.Image"], Tensor]
 Content: TypeAlias = bytes | np.ndarray
 
 _PREPARATION = 1  # part of the cache's address: raise it when prepared pictures change
-_SIDE, _CROP = 224, 0.875  # for a module without a transform
+_SIDE, _CROP = 224, 1.0  # for a module without a transform
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as most weights expect
 _PARAMETERS = ("backbone", "transform", "batch_size", "device", "cache", "progress")
 
