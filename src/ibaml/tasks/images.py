@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Channels = Literal[1, 3]
 MAX_PIXELS = 64_000_000  # a larger picture is refused before it is decoded
 MAX_BYTES = 64_000_000  # a larger image file is refused unread
+FOREIGN = (".heic", ".heif", ".avif")  # of telephones: named in messages, not read
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 
 
@@ -79,8 +80,9 @@ def open_picture(
     except ImageError:
         raise
     except UnidentifiedImageError as error:
+        remedy = ": export it as JPEG" if name.lower().endswith(FOREIGN) else ""
         raise ImageError(
-            f"{name}: not a readable image: its content is none of {', '.join(_FORMATS)}"
+            f"{name}: not a readable image, its content is none of {', '.join(_FORMATS)}{remedy}"
         ) from error
     except Exception as error:  # a decoder may raise anything on a broken file
         raise ImageError(f"{name}: not a readable image ({error})") from error

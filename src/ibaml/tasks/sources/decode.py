@@ -14,16 +14,13 @@ import numpy as np
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import Dataset, group
 from ibaml.tasks.errors import DataError, DataWarning
-from ibaml.tasks.images import Channels, ImageError, decode
+from ibaml.tasks.images import FOREIGN, Channels, ImageError, decode
 from ibaml.tasks.tree import Tree
 
 if TYPE_CHECKING:
     from ibaml.tasks.embedding import Embed
 
-IMAGE_SUFFIXES = (
-    ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff",
-    ".heic", ".heif", ".avif",  # of telephones: not read, but named as left out
-)  # fmt: skip
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 Progress = Callable[[int, int], None]  # arguments: images decoded so far, images in all
 Splitter = Callable[[Sequence[str]], Mapping[str, tuple[int, ...]]]
 
@@ -148,4 +145,4 @@ def _unreadable(failures: Mapping[int, str], total: int, remedy: str) -> str:
 
 
 def is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES)
+    return name.lower().endswith((*IMAGE_SUFFIXES, *FOREIGN))
