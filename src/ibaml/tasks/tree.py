@@ -134,13 +134,15 @@ def _walk(root: Path) -> Iterator[str]:
         for entry in sorted(_entries(root / prefix), key=lambda one: one.name):
             if _litter(entry.name):
                 continue
-            if entry.is_dir():
-                if entry.is_symlink():
-                    links.append(f"{prefix}{entry.name}/")
-                elif (identity := _identity(Path(entry.path))) not in visited:
+            link = entry.is_symlink()
+            if link and os.path.isdir(entry.path):
+                links.append(f"{prefix}{entry.name}/")
+            elif entry.is_dir(follow_symlinks=False):
+                if (identity := _identity(Path(entry.path))) not in visited:
                     visited.add(identity)
                     waiting.append(f"{prefix}{entry.name}/")
-            elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
+            # a broken link counts as a file, which is then said to be unreadable
+            elif os.path.isfile(entry.path) or (link and not os.path.exists(entry.path)):
                 found += 1
                 if found > MAX_FILES:
                     raise DataError(
