@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         NewtonCG,
     )
     from ibaml.tasks import TaskBatch
+    from ibaml.tasks.embedding import Embed
     from ibaml.training.start import load
     from ibaml.weights import (
         Belief,
@@ -85,6 +86,7 @@ else:
                 "NewtonCG",
             ),
             "tasks": ("TaskBatch",),
+            "tasks.embedding": ("Embed",),
             "training.start": ("load",),
             "weights": (
                 "Belief",
@@ -124,6 +126,7 @@ __all__ = [
     "Diagnostics",
     "DiagonalGaussian",
     "DualNewton",
+    "Embed",
     "FirstOrder",
     "FullGaussian",
     "Gaussian",

@@ -44,6 +44,7 @@ BACKBONES: Mapping[str, Backbone] = {
     "discriminant": Backbone(images=False, reads={}),
 }
 
+PRETRAINED = ("efficientnet_lite0", "efficientnet_lite2")  # networks with weights, for embeddings
 SolverName = Literal["newton", "descent", "natural", "adam", "dual", "head"]
 SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam", "dual", "head")
 ObjectiveName = Literal["query", "predictive", "abml"]
