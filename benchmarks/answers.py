@@ -3,9 +3,9 @@ prior, and what are its promises worth?
 
     python benchmarks/answers.py embeddings.npz splits.json --split test
 
-Each task is 10 classes; the other classes of the split are the unknown ones. Simple heads beside it
-have their hyper-parameters and a temperature from the validation classes, for every number of shots.
-Differences are paired over tasks; intervals are 95 %.
+Each task is 10 classes; the other classes of the split are the unknown ones. Simple heads
+beside it have their hyper-parameters and a temperature from the validation classes, for every
+number of shots. Differences are paired over tasks; intervals are 95 %.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,11 @@ from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ibaml.answers.calibrate import calibrate
 from ibaml.answers.head import Head
 from ibaml.answers.prior import Prior
 from ibaml.answers.promises import Promises
 from ibaml.assessment.simple_heads import Arm, Tables, simple_heads
-from ibaml.evaluation import ClassScores, paired
+from ibaml.evaluation import ClassScores, Interval, paired
 from ibaml.evaluation.intervals import mean_interval
 from ibaml.evaluation.temperature import fit_log_temperature
 from ibaml.tasks import TaskBatch
@@ -78,12 +77,12 @@ def simple(arm: Arm, test: Split, val: Split) -> tuple[str, Tensor]:
         if not bool(scores.isfinite().all()):
             continue
         log_p = scores.log_softmax(-1)
-        log_t = sum_t = 0.0
+        log_t = 0.0
         for _ in range(4):
             step = fit_log_temperature(
                 [np.exp(log_t) * log_p[:, None]], [val.asked.expand(len(log_p), -1)]
             )
-            log_t = sum_t = sum_t + step
+            log_t += step
         nll = -(np.exp(log_t) * log_p).log_softmax(-1)[:, range(len(val.asked)), val.asked].mean()
         if best is None or nll < best[0]:
             best = (float(nll), values, log_t)
@@ -104,7 +103,6 @@ def ours(
     name = "prior=none" if prior is None else f"prior={prior.name}"
     here = x if prior is None else prior.mapped(x)
     own = None if prior is None else prior.done
-    center = x.mean(0)
     found: dict[str, list[float]] = {"familiarity": [], "max softmax": [], "centroid": []}
     alarms: dict[str, list[float]] = {}
     caught, errors, coverage, answers, seconds = [], [], [], [], 0.0
@@ -116,15 +114,16 @@ def ours(
         seconds += time.perf_counter() - began
         n = query.size
         best = log_p.max(-1)
-        raw = normalize(x - x[support.ravel()].mean(0), dim=-1)[
-            np.concatenate([support.ravel(), query.ravel(), new])
-        ] if False else normalize(
-            x[np.concatenate([support.ravel(), query.ravel(), new])] - x[support.ravel()].mean(0), dim=-1
-        )
+        rows = np.concatenate([support.ravel(), query.ravel(), new])
+        raw = normalize(x[rows] - x[support.ravel()].mean(0), dim=-1)
         middle = raw[: support.size].view(WAYS, test.shots, -1).mean(1)
         away = -torch.cdist(raw[support.size :], middle).amin(-1).numpy()
         total = head.likeness(z).numpy()
-        for word, score in (("familiarity", total), ("max softmax", best.values.numpy()), ("centroid", away)):
+        for word, score in (
+            ("familiarity", total),
+            ("max softmax", best.values.numpy()),
+            ("centroid", away),
+        ):
             found[word].append(auroc(score[:n], score[n:]))
         for c, name_ in enumerate(names):
             alarms.setdefault(name_, []).append(
@@ -163,6 +162,13 @@ def ours(
     return torch.stack(answers).double()
 
 
+def _words(figures: Mapping[str, Interval]) -> str:
+    a, n, e = figures["accuracy"], figures["nll"], figures["ece"]
+    text = f"accuracy {100 * a.value:.2f} ({100 * a.low:.2f} … {100 * a.high:.2f})"
+    text += f", nll {n.value:.4f} ({n.low:.4f} … {n.high:.4f})"
+    return f"{text}, ECE {100 * e.value:.2f} ({100 * e.low:.2f} … {100 * e.high:.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("embeddings", type=Path)
@@ -180,7 +186,6 @@ def main() -> None:
     prior = Prior.open(given.prior)
     base = np.isin(y, splits["train"])
     labels = torch.from_numpy(np.unique(y[base], return_inverse=True)[1])
-    without = calibrate(x[base], labels, None)
     tables = Tables(x, x[base], labels)
     for shots in given.shots:
         test = Split(y, splits[given.split], shots, given.tasks)
@@ -188,7 +193,7 @@ def main() -> None:
         lines: list[str] = []
         rows = {
             "prior=photos": ours(prior, None, x, test, lines),
-            "prior=none": ours(None, without, x, test, lines),
+            "prior=none": ours(None, prior.without, x, test, lines),
         }
         rows |= dict(simple(arm, test, val) for arm in simple_heads(tables, given.simple))
         print(f"{shots} shots, {WAYS} ways, {given.tasks} tasks of {given.split} classes")
@@ -196,13 +201,10 @@ def main() -> None:
         asked = test.asked.expand(given.tasks, -1)
         scores = {name: ClassScores.of(keys, p.exp(), asked) for name, p in rows.items()}
         for name, one in scores.items():
-            s = one.summary()
-            text = f"  acc {100 * s['accuracy'].value:.1f} nll {s['nll'].value:.4f} ECE {100 * s['ece'].value:.1f} %  {name}"
+            print(f"  {name}: {_words(one.summary())}")
             for mine in ("prior=photos", "prior=none"):
                 if name not in ("prior=photos", mine):
-                    d = paired(scores[mine], one)
-                    text += f"\n      minus {mine}: nll {d['nll'].value:+.4f} ({d['nll'].low:+.4f} … {d['nll'].high:+.4f}), accuracy {100 * d['accuracy'].value:+.2f} ({100 * d['accuracy'].low:+.2f} … {100 * d['accuracy'].high:+.2f})"
-            print(text)
+                    print(f"      minus {mine}: {_words(paired(scores[mine], one))}")
         print("\n".join(lines), flush=True)
 
 

@@ -1,7 +1,8 @@
 """The prior that comes with the package, rebuilt: `python benchmarks/packaged_prior.py`.
 
-    python benchmarks/embeddings.py caltech101-84.zip embeddings.npz
-    python benchmarks/packaged_prior.py embeddings.npz splits.json src/ibaml/answers/priors/photos.safetensors
+    ibaml embed caltech101-84.zip --splits splits.json --out embeddings.npz
+    python benchmarks/packaged_prior.py embeddings.npz splits.json \\
+        src/ibaml/answers/priors/photos.safetensors
 
 From the training classes of Caltech-101 alone. The file says where it comes from.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -32,10 +34,11 @@ SOURCE = {
 }
 
 
-def prior_of(x: Tensor, y: Tensor, scalars: Scalars, rank: int, temperature: float) -> Prior:
+def prior_of(x: Tensor, y: Tensor, scalars: Scalars, rank: int, embed: dict[str, object]) -> Prior:
     parts = compacted(rooted(x), y, scalars, rank)
     center, map, between = expanded(parts, scalars)
-    facts = {**SOURCE, "scalars": asdict(scalars), "directions": rank}
+    facts = {**SOURCE, "embed": embed, "scalars": asdict(scalars), "directions": rank}
+    temperature = math.exp(scalars.log_temperature)
     return Prior(
         "photos", center, map, between, temperature, True, True, facts=facts, compact=parts
     )
@@ -47,23 +50,25 @@ def main() -> None:
     parser.add_argument("splits", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--rank", type=int, default=128)
-    parser.add_argument("--without", type=Path, help="also write the promises without a prior")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with np.load(given.embeddings) as data:
         x, y = data["x"].astype(np.float32), data["y"]
+        embed = json.loads(str(data["embed"])) if "embed" in data.files else {}
     base = np.isin(y, json.loads(given.splits.read_text())["train"])
     labels = torch.from_numpy(np.unique(y[base], return_inverse=True)[1])
     vectors = torch.from_numpy(x[base])
     found = fit(rooted(vectors), labels)
     print(found.scalars, "nll", found.nll)
-    prior = prior_of(vectors, labels, found.scalars, given.rank, found.temperature)
+    prior = prior_of(vectors, labels, found.scalars, given.rank, embed)
 
     def again(some: Tensor, their: Tensor) -> Prior:
-        return prior_of(some, their, found.scalars, given.rank, found.temperature)
+        return prior_of(some, their, found.scalars, given.rank, embed)
 
     promises = calibrate(vectors, labels, again)
-    whole = replace(prior, promises=promises)
+    without = calibrate(vectors, labels, None)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    whole = replace(prior, promises=promises, without=without)
     print(whole.save(given.out), given.out.stat().st_size, "bytes")
 
 

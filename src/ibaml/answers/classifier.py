@@ -107,6 +107,22 @@ class Classifier:
         self.files += [str(file) for file in files]
         self._head = None
 
+    def add_new(self, x: Any, labels: Sequence[str], files: Sequence[str]) -> int:
+        """Add those examples that are not there already; returns how many were new."""
+        vectors = self._checked(x)
+        there = {
+            (label, row.numpy().tobytes()) for label, row in zip(self.labels, self.x, strict=True)
+        }
+        new = []
+        for i, label in enumerate(labels):
+            key = (str(label), vectors[i].numpy().tobytes())
+            if key not in there:
+                new.append(i)
+                there.add(key)
+        if new:
+            self.add(vectors[new], [labels[i] for i in new], [files[i] for i in new])
+        return len(new)
+
     def remove(self, *, classes: Iterable[str] = (), files: Iterable[str] = ()) -> int:
         """Remove classes, and examples by their files; returns how many examples went."""
         gone_classes, gone_files = set(classes), set(files)
@@ -145,7 +161,7 @@ class Classifier:
         probabilities = head.log_probabilities(z).exp().double().numpy()
         familiar = head.familiar(z)
         sure = None
-        if head.promises is not None and head.prior.unit and self._measured:
+        if head.promises is not None:
             shots = float(head.counts.double().log().mean().exp())
             sure = probabilities.max(1) >= head.promises.sure(error, head.classes, shots)
         return Answers(
@@ -171,11 +187,6 @@ class Classifier:
             with torch.no_grad():
                 self._head = Head.of(self.prior, self.x, y, len(index), self.promises)
         return self._head
-
-    @property
-    def _measured(self) -> bool:
-        """Whether the promises are of such vectors as these."""
-        return self.prior is not None or bool(self.source.get("measured"))
 
     def _checked(self, x: Any) -> Tensor:
         array = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)

@@ -16,6 +16,7 @@ from ibaml.heads.class_means import class_directions
 from ibaml.heads.plda import class_means, plda_logits
 
 _WARM, _LIKE = 20.0, 50.0  # as many left-out answers weigh as much as what was known before
+_ENOUGH = 20  # left-out examples say how familiar a query looks, where nothing was measured
 _STEPS = torch.linspace(-1.5, 1.5, 61)  # of the logarithm of the temperature
 
 
@@ -64,14 +65,24 @@ class Head:
 
     def familiar(self, z: Tensor) -> np.ndarray:
         """For every query, which share of the examples of known classes looks less familiar, (m,).
-        NaN where nothing is known of that: many features, and neither a prior nor examples."""
+        NaN where nothing is known of that: many features, no prior, and few examples."""
         if not self.prior.unit:
             return self._densities(z)
         if self.promises is None:
-            return np.full(len(z), np.nan)
+            return self._among_examples(z)
         nearest = self._nearness(z).argmax(-1)
         total = self.likeness(z).double().numpy() - self.shift
         return self.promises.familiar(total, self.classes, self.counts[nearest].numpy())
+
+    def _among_examples(self, z: Tensor) -> np.ndarray:
+        """By how many of the examples the others find less familiar, if these are enough."""
+        which, others = self._others
+        if len(which) < _ENOUGH:
+            return np.full(len(z), np.nan)
+        own = self._left_out(normalize(self._means, dim=-1), others).logsumexp(-1).sort().values
+        below = torch.searchsorted(own, self.likeness(z))
+        result: np.ndarray = ((1 + below) / (1 + len(own))).double().numpy()
+        return result
 
     def likeness(self, z: Tensor) -> Tensor:
         """log Σ_c exp(t·cos_c) of queries to the class means as they are, (m,). Directions in which

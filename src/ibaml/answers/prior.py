@@ -1,4 +1,4 @@
-"""What is known of classes before their first example? A map, how class means spread, a temperature.
+"""What is known of classes before their first example? A map, how means spread, a temperature.
 
 A prior is fitted to other people's classes (`ibaml.heads.from_base`), comes from a run or a file,
 or is made of the support set alone, in closed form:
@@ -46,6 +46,7 @@ class Prior:
         unit: whether z has length 1, so that scores are cosines; else they are log densities.
         root: whether square roots are taken first.
         promises: measured on classes that the map had not seen; None if nothing was.
+        without: the same for such vectors and no prior.
         facts: of where it comes from, for people.
         freedom: how many vectors the covariance within classes was estimated from, if few.
     """
@@ -58,6 +59,7 @@ class Prior:
     unit: bool = True
     root: bool = False
     promises: Promises | None = None
+    without: Promises | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     freedom: float = math.inf
     compact: Mapping[str, Tensor] | None = field(default=None, repr=False)
@@ -77,7 +79,7 @@ class Prior:
         """The same prior for vectors that are mapped already."""
         return Prior(
             self.name, torch.zeros_like(self.between), None, self.between, self.temperature,
-            self.unit, False, self.promises, self.facts, self.freedom,
+            self.unit, False, self.promises, self.without, self.facts, self.freedom,
         )  # fmt: skip
 
     @classmethod
@@ -144,12 +146,15 @@ class Prior:
                 tensors["map"] = self.map
         if self.promises is not None:
             tensors |= self.promises.tensors()
+        if self.without is not None:
+            tensors |= self.without.tensors("without")
         return facts, tensors
 
     @classmethod
     def read(cls, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prior:
         """The prior of these facts and tensors."""
-        own = {n: t for n, t in tensors.items() if not n.startswith("promise/")}
+        own = {n: t for n, t in tensors.items() if "/" not in n}
+        map: Tensor | None
         if "within" in own:
             center, map, between = expanded(own, Scalars(**facts["facts"]["scalars"]))
         else:
@@ -166,7 +171,8 @@ class Prior:
             raise ValueError(f"the temperature is {temperature}")
         return cls(
             str(facts["name"]), center, map, between, temperature, bool(facts["unit"]),
-            bool(facts["root"]), Promises.read(tensors), dict(facts["facts"]),
+            bool(facts["root"]), Promises.read(tensors), Promises.read(tensors, "without"),
+            dict(facts["facts"]),
             compact=own if "within" in own else None,
         )  # fmt: skip
 
@@ -174,6 +180,14 @@ class Prior:
 def rooted(x: Tensor) -> Tensor:
     """Square roots, with the sign kept."""
     return x.sign() * x.abs().sqrt()
+
+
+def packaged_for(embed: Mapping[str, Any] | None) -> Prior | None:
+    """The packaged prior for vectors of this network (`ibaml.Embed.described`); None for others."""
+    for prior in map(Prior.open, packaged() if embed else ()):
+        if embed and prior.facts.get("embed", {}).get("digest") == embed.get("digest"):
+            return prior
+    return None
 
 
 def packaged() -> list[str]:

@@ -61,18 +61,19 @@ class Promises:
         column = _at(self.confidence, ways, shots)
         return float(np.interp(error, ERRORS, column)) if error >= ERRORS[0] else 2.0
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self, name: str = "promises") -> dict[str, Tensor]:
+        """For a file."""
         return {
-            "promise/scores": torch.from_numpy(self.scores).float(),
-            "promise/confidence": torch.from_numpy(self.confidence).float(),
+            f"{name}/scores": torch.from_numpy(self.scores).float(),
+            f"{name}/confidence": torch.from_numpy(self.confidence).float(),
         }
 
     @classmethod
-    def read(cls, tensors: Mapping[str, Tensor]) -> Promises | None:
+    def read(cls, tensors: Mapping[str, Tensor], name: str = "promises") -> Promises | None:
         """Those among the tensors of a file; None if there are none."""
-        if "promise/scores" not in tensors:
+        if f"{name}/scores" not in tensors:
             return None
-        scores, confidence = tensors["promise/scores"], tensors["promise/confidence"]
+        scores, confidence = tensors[f"{name}/scores"], tensors[f"{name}/confidence"]
         shape = (len(WAYS), len(SHOTS))
         if scores.shape != (*shape, len(LEVELS)) or confidence.shape != (*shape, len(ERRORS)):
             raise ValueError("the tables of what was measured have another shape")
