@@ -160,14 +160,13 @@ class Classifier:
         z = head.prior.mapped(self._checked(x))
         probabilities = head.log_probabilities(z).exp().double().numpy()
         familiar = head.familiar(z)
+        unknown = np.nan_to_num(familiar, nan=1.0) < false_alarms
         sure = None
         if head.promises is not None:
             shots = float(head.counts.double().log().mean().exp())
             sure = probabilities.max(1) >= head.promises.sure(error, head.classes, shots)
-        return Answers(
-            self.classes, probabilities, familiar, np.nan_to_num(familiar, nan=1.0) < false_alarms,
-            sure,
-        )  # fmt: skip
+            sure &= ~unknown
+        return Answers(self.classes, probabilities, familiar, unknown, sure)
 
     @torch.no_grad()
     def suggest(self, x: Any, count: int = 5) -> list[int]:

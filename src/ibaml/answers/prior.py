@@ -230,7 +230,7 @@ def _directions(x: Tensor, y: Tensor, classes: int) -> Prior:
 
 
 def _gaussian(x: Tensor, y: Tensor, classes: int) -> Prior:
-    """The pooled covariance, shrunk to half of the total variance of each feature."""
+    """The pooled covariance, shrunk to a multiple of each feature's variance."""
     x = x.double()
     features = x.shape[1]
     counts, means = (part[0] for part in class_means(x[None], y[None], classes))
@@ -239,7 +239,9 @@ def _gaussian(x: Tensor, y: Tensor, classes: int) -> Prior:
     spread = torch.where(spread > 1e-9 * x.abs().amax(0).clamp_min(1e-300), spread, 1.0)
     apart = (x - means[y]) / spread
     held, free = features + 2, max(len(x) - classes, 0)
-    within = apart.mT @ apart + 0.5 * held * torch.eye(features, dtype=x.dtype)
+    scatter = apart.mT @ apart
+    size = (scatter.trace() / features + 0.5) / (free + 1)  # half of the total, if nothing is known
+    within = scatter + held * size * torch.eye(features, dtype=x.dtype)
     values, vectors = torch.linalg.eigh(within / (free + held))
     map = vectors / values.sqrt() / spread[:, None]
     off = (means - center) @ map
