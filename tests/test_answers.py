@@ -82,16 +82,29 @@ def test_few_features_answer_by_the_densities_of_a_new_example():
 def test_examples_are_left_out_exactly(prior):
     x, y = drawn(3, 4, 4)
     head = Head.of(prior, x, y, 3)
-    which, others = head._others
-    usual = torch.nn.functional.normalize(head._means, dim=-1)
-    scores = head._left_out(usual, others)
+    scores = head._left_out(head.z, torch.nn.functional.normalize(head._means, dim=-1), 1.0)
+    assert head._several.tolist() == list(range(12))
     for row in (0, 5, 11):
         stay = torch.arange(len(y)) != row
-        rest = Head.of(prior, x[stay], y[stay], 3)
+        rest = Head.of(replace(prior, promises=None), x[stay], y[stay], 3)
         assert float(scores[row].logsumexp(-1)) == pytest.approx(
             float(rest.likeness(head.z[row : row + 1])), abs=1e-4
         )
-    assert which.tolist() == list(range(12))
+
+
+def test_what_all_examples_share_does_not_make_others_familiar(prior):
+    """Photographs in one light: new classes share it too."""
+    x, y = drawn(12, 10, 11)
+    x = x + torch.from_numpy(np.random.default_rng(1).normal(size=FEATURES) * 3).float()
+    shown = (y < 8) & (torch.arange(len(y)) % 10 < 3)
+    head = Head.of(prior, x[shown], y[shown], 8)
+    new = head.familiar(prior.mapped(x[y >= 8]))
+    known = head.familiar(prior.mapped(x[(y < 8) & ~shown]))
+    assert (new < 0.05).mean() > 0.3
+    assert (known < 0.05).mean() < 0.15
+    plain, _ = drawn(8, 3, 12)
+    usual = Head.of(prior, plain, torch.arange(8).repeat_interleave(3), 8)
+    assert float(torch.as_tensor(usual.drift).norm()) < 0.1
 
 
 def test_a_temperature_that_examples_contradict_is_moved(prior):
@@ -164,7 +177,7 @@ def test_tables_are_between_the_measured_sizes_what_lies_between():
     scores = np.broadcast_to(np.linspace(0, 5, len(LEVELS)), (len(WAYS), len(SHOTS), len(LEVELS)))
     scores = scores + 2.0 * np.log(SHOTS)[None, :, None] + np.log(WAYS)[:, None, None]
     confidence = np.broadcast_to(np.linspace(0.9, 0.1, len(ERRORS)), (*scores.shape[:2], 5))
-    table = Promises(scores, confidence.copy())
+    table = Promises(scores, confidence.copy(), 0.5)
     middle = scores[3, 1, 5] + 2 * np.log(3 / 2)  # 10 ways, 3 shots
     assert table.familiar(np.array([middle]), 10, np.array([3]))[0] == pytest.approx(LEVELS[5])
     assert table.median(10, 40) == table.median(10, SHOTS[-1])

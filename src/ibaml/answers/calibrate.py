@@ -63,6 +63,7 @@ def calibrate(
     if int((sizes > _LEAST).sum()) < 2 * _FOLDS:
         return None
     folds = [(torch.zeros(0), classes)] if fitted is None else class_folds(y, _FOLDS, seed)
+    lengths: list[float] = []
     answers: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
     rng = np.random.default_rng(seed)
     total = len(folds) * len(WAYS) * len(SHOTS)
@@ -75,6 +76,9 @@ def calibrate(
             here, labels = prior.mapped(x[~rows]), y[~rows]
             prior = prior.done
         members = {int(c): (labels == c).nonzero()[:, 0].numpy() for c in left_out}
+        alone = Prior.of_support(here, labels, len(members)) if prior is None else prior
+        z = alone.mapped(here)
+        lengths += [float(z[torch.from_numpy(m)].mean(0).square().sum()) for m in members.values()]
         for i, ways in enumerate(WAYS):
             for j, shots in enumerate(SHOTS):
                 on_step(number * len(WAYS) * len(SHOTS) + i * len(SHOTS) + j, total)
@@ -87,7 +91,7 @@ def calibrate(
         scores[at] = np.quantile(np.concatenate([task[0] for task in tasks]), LEVELS)
         confidence[at] = [_surest(tasks, error) for error in ERRORS]
     on_step(total, total)
-    return Promises(scores, confidence)
+    return Promises(scores, confidence, float(np.mean(lengths)))
 
 
 def _task(

@@ -16,8 +16,9 @@ from ibaml.heads.class_means import class_directions
 from ibaml.heads.plda import class_means, plda_logits
 
 _WARM, _LIKE = 20.0, 50.0  # as many left-out answers weigh as much as what was known before
+_CHANCE = 1.25  # times what chance explains is left in what class means have in common
 _ENOUGH = 20  # left-out examples say how familiar a query looks, where nothing was measured
-_STEPS = torch.linspace(-1.5, 1.5, 61)  # of the logarithm of the temperature
+_STEPS = torch.linspace(-1.5, 1.5, 31)  # of the logarithm of the temperature
 
 
 @dataclass(frozen=True)
@@ -76,21 +77,40 @@ class Head:
 
     def _among_examples(self, z: Tensor) -> np.ndarray:
         """By how many of the examples the others find less familiar, if these are enough."""
-        which, others = self._others
-        if len(which) < _ENOUGH:
+        if len(self._several) < _ENOUGH:
             return np.full(len(z), np.nan)
-        own = self._left_out(normalize(self._means, dim=-1), others).logsumexp(-1).sort().values
+        own = self.alike.sort().values
         below = torch.searchsorted(own, self.likeness(z))
         result: np.ndarray = ((1 + below) / (1 + len(own))).double().numpy()
         return result
 
     def likeness(self, z: Tensor) -> Tensor:
         """log Σ_c exp(t·cos_c) of queries to the class means as they are, (m,). Directions in which
-        classes hardly differ tell classes shown from new ones, so that nothing is shrunk here."""
+        classes hardly differ tell classes shown from new ones, so that nothing is shrunk here, and
+        what all examples have in common (`drift`) is taken away."""
         return self._nearness(z).logsumexp(-1)
 
     def _nearness(self, z: Tensor) -> Tensor:
-        return self.prior.temperature * z @ normalize(self._means, dim=-1).mT
+        return self.prior.temperature * self._moved(z) @ self._plain.mT
+
+    @cached_property
+    def drift(self) -> Tensor | float:
+        """What the class means have in common beyond chance (the light, the background)."""
+        if self.promises is None:
+            return 0.0
+        common = self._means.mean(0)
+        within = (1 - self.promises.apart) * float((1 / self.counts).mean())
+        chance = _CHANCE * (self.promises.apart + within) / self.classes
+        return (1 - chance / common.square().sum()).clamp_min(0) * common
+
+    def _moved(self, z: Tensor) -> Tensor:
+        return normalize(z - self.drift, dim=-1)
+
+    @cached_property
+    def _plain(self) -> Tensor:
+        """Directions of the class means of the moved examples, (C, K)."""
+        moved = self._moved(self.z)
+        return normalize(class_means(moved[None], self.y[None], self.classes)[1][0], dim=-1)
 
     @cached_property
     def _means(self) -> Tensor:
@@ -101,10 +121,9 @@ class Head:
         from scipy.special import chdtrc, fdtrc
 
         width, between = z.shape[1], self.prior.between
-        counts, means = (p[0] for p in class_means(self.z[None], self.y[None], self.classes))
-        gain = counts[:, None] * between / (counts[:, None] * between + 1)
+        gain = self.counts[:, None] * between / (self.counts[:, None] * between + 1)
         variance = 1 + between - gain * between
-        apart = (z[:, None] - gain * means).square() / variance
+        apart = (z[:, None] - gain * self._means).square() / variance
         square = apart.sum(-1).amin(-1).double().numpy()
         free = self.prior.freedom
         if np.isinf(free):
@@ -115,42 +134,46 @@ class Head:
     # --- what the examples say of each other ---
 
     @cached_property
-    def _others(self) -> tuple[Tensor, Tensor]:
-        """Examples whose class has others, and the mean of those others, (n′,) and (n′, K)."""
-        which = (self.counts[self.y] > 1).nonzero()[:, 0]
-        counts = self.counts[self.y[which], None].to(self.z)
-        return which, (counts * self._means[self.y[which]] - self.z[which]) / (counts - 1)
+    def _several(self) -> Tensor:
+        """Examples whose class has others, (n′,)."""
+        return (self.counts[self.y] > 1).nonzero()[:, 0]
 
-    def _left_out(self, rows: Tensor, own: Tensor) -> Tensor:
-        """t·cosines of those examples to the rows of all classes, and to their own's others."""
-        which, _ = self._others
-        z, y = self.z[which], self.y[which]
-        cosines = z @ rows.mT
-        cosines[torch.arange(len(y)), y] = (normalize(own, dim=-1) * z).sum(-1)
+    def _left_out(self, z: Tensor, rows: Tensor, gain: Tensor | float) -> Tensor:
+        """Scores of those examples (n′, C), vectors z (n, K), with rows for all classes, and the
+        mean of the others, times a gain, for their own."""
+        which = self._several
+        y, own = self.y[which], z[which]
+        counts = self.counts[y, None].to(z)
+        means = class_means(z[None], self.y[None], self.classes)[1][0]
+        rest = gain * (counts * means[y] - own) / (counts - 1)
+        cosines = own @ rows.mT
+        cosines[torch.arange(len(y)), y] = (normalize(rest, dim=-1) * own).sum(-1)
         return self.prior.temperature * cosines
 
     @cached_property
     def warmth(self) -> float:
         """The temperature's factor: 1, unless examples answer otherwise for each other."""
-        which, others = self._others
-        if self.classes < 2 or not self.prior.unit or not len(which):
+        if self.classes < 2 or not self.prior.unit or not len(self._several):
             return 1.0
-        y = self.y[which]
+        y = self.y[self._several]
         known = (self.counts[y, None] - 1) * self.prior.between
-        scores = self._left_out(self._rows, known / (known + 1) * others)
+        scores = self._left_out(self.z, self._rows, known / (known + 1))
         steps = _STEPS.to(scores)
         tempered = (steps.exp()[:, None, None] * scores).log_softmax(-1)
         nll = -tempered[:, torch.arange(len(y)), y].sum(-1)
         return float(steps[(nll + _WARM * steps.square()).argmin()].exp())
 
     @cached_property
+    def alike(self) -> Tensor:
+        """The likeness of those examples to the others, (n′,)."""
+        return self._left_out(self._moved(self.z), self._plain, 1.0).logsumexp(-1)
+
+    @cached_property
     def shift(self) -> float:
         """How much more familiar the examples are to each other than was measured."""
-        which, others = self._others
-        if self.promises is None or not self.prior.unit or not len(which):
+        count = len(self._several)
+        if self.promises is None or not self.prior.unit or not count:
             return 0.0
-        left_out = self._left_out(normalize(self._means, dim=-1), others).logsumexp(-1)
-        shots = (self.counts[self.y[which]] - 1).tolist()
+        shots = (self.counts[self.y[self._several]] - 1).tolist()
         usual = torch.tensor([self.promises.median(self.classes, k) for k in shots])
-        apart = (left_out - usual).median()
-        return float(apart * len(which) / (len(which) + _LIKE))
+        return float((self.alike - usual).median() * count / (count + _LIKE))

@@ -36,10 +36,12 @@ class Promises:
     Attributes:
         scores: quantiles at `LEVELS`, (W, S, L).
         confidence: from which answers keep each of `ERRORS`, (W, S, E); above 1 if none do.
+        apart: mean squared length of the mean of a class, whose vectors have length 1.
     """
 
     scores: np.ndarray
     confidence: np.ndarray
+    apart: float
 
     def familiar(self, scores: np.ndarray, ways: int, shots: np.ndarray) -> np.ndarray:
         """Which share of known queries scores lower, for each query; ``shots`` is of its class."""
@@ -66,6 +68,7 @@ class Promises:
         return {
             f"{name}/scores": torch.from_numpy(self.scores).float(),
             f"{name}/confidence": torch.from_numpy(self.confidence).float(),
+            f"{name}/apart": torch.tensor(self.apart),
         }
 
     @classmethod
@@ -73,13 +76,20 @@ class Promises:
         """Those among the tensors of a file; None if there are none."""
         if f"{name}/scores" not in tensors:
             return None
-        scores, confidence = tensors[f"{name}/scores"], tensors[f"{name}/confidence"]
+        scores, confidence, apart = (
+            tensors[f"{name}/{part}"] for part in ("scores", "confidence", "apart")
+        )
         shape = (len(WAYS), len(SHOTS))
-        if scores.shape != (*shape, len(LEVELS)) or confidence.shape != (*shape, len(ERRORS)):
+        if scores.shape != (*shape, len(LEVELS)) or confidence.shape != (
+            *shape,
+            len(ERRORS),
+        ):
             raise ValueError("the tables of what was measured have another shape")
         if not bool(scores.isfinite().all() and confidence.isfinite().all()):
             raise ValueError("the tables of what was measured are not finite")
-        return cls(scores.double().numpy(), confidence.double().numpy())
+        if not 0 <= float(apart) <= 1:
+            raise ValueError(f"the means of classes have a squared length of {float(apart)}")
+        return cls(scores.double().numpy(), confidence.double().numpy(), float(apart))
 
 
 def _at(table: np.ndarray, ways: float, shots: float) -> np.ndarray:

@@ -187,9 +187,7 @@ def _npz(path: Path, labelled: bool) -> Given:
     except DataError:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds on a broken file
-        raise DataError(
-            f"{path} cannot be read as an .npz of numbers and text ({error})"
-        ) from error
+        raise DataError(f"{path} is no readable .npz of numbers and text ({error})") from error
     x = parts.get("x")
     if x is None or x.ndim != 2 or x.dtype.kind not in "fiu":
         raise DataError(f"{path}: needs an array x of vectors, (n, F)")
