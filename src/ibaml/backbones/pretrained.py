@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from ibaml import words
 from ibaml.backbones.efficientnet import EfficientNetLite
 from ibaml.extras import need
 from ibaml.fields import near
+from ibaml.words import PRETRAINED as NAMES
 
-DEFAULT = words.PRETRAINED[0]
+DEFAULT = NAMES[0]
 
 
 class BackboneError(ValueError):
