@@ -407,10 +407,10 @@ def _middle(picture: Image.Image, side: int, crop: float) -> Tensor:
     from PIL import Image
 
     width, height = picture.size
-    seen = crop * min(width, height)
-    left, top = (width - seen) / 2, (height - seen) / 2
-    box = (left, top, left + seen, top + seen)
-    small = picture.resize((side, side), Image.Resampling.BICUBIC, box=box)
+    seen = max(1, round(crop * min(width, height)))
+    left, top = (width - seen) // 2, (height - seen) // 2
+    middle = picture.crop((left, top, left + seen, top + seen))
+    small = middle.resize((side, side), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(small).transpose(2, 0, 1))
 
 
