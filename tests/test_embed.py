@@ -432,6 +432,15 @@ def test_from_photographs_to_a_run_that_reads_photographs(tmp_path, monkeypatch)
     assert "accuracy" in run(
         "evaluate", "b", "--data", "p.npz", "--tasks", 3, "--queries", 2, "--device", "cpu"
     )
+    heads = ("--heads", "centroid", "--ways", 3, "--shots", 1, "--queries", 2, "--tasks", 3)
+    few = ("--val-tasks", 3, "--device", "cpu", "--out", "h.json")
+    for trained in ("a", "b"):  # the same pictures, whether embedded before or by the run
+        assert "centroid" in run("bench", "heads", "p.npz", "--run", trained, *heads, *few)
+    with np.load("p.npz") as content:
+        other = {**content, "x": content["x"] + 1}
+    np.savez("other.npz", **other)
+    shown = run("bench", "heads", "other.npz", "--run", "b", *heads, *few, code=1)
+    assert "was trained on p with other examples" in shown
 
 
 def test_inputs_of_vectors_are_rows_still():
@@ -464,7 +473,7 @@ def test_settings_that_contradict_a_backbone(given, message):
 
 def test_an_npz_whose_embedding_is_not_known_here_is_read_as_vectors(tmp_path):
     x, y = np.zeros((4, 3), np.float32), np.array(["a", "a", "b", "b"])
-    for content in ("{", "[]", json.dumps({"backbone": None, "digest": "", "features": 3})):
+    for content in ("{", "[]", "{}", json.dumps({"embed": ibaml.Embed(Own()).described()})):
         np.savez(tmp_path / "f.npz", x=x, y=y, embed=np.array(content))
         with pytest.warns(DataWarning, match="will not read pictures"):
             assert open_data(str(tmp_path / "f.npz")).embed is None
@@ -475,4 +484,4 @@ def test_an_npz_whose_embedding_is_not_known_here_is_read_as_vectors(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         splits = open_data(str(tmp_path / "f.npz")).splits
-    assert splits == {"train": (0,), "val": (), "test": (1,)}
+    assert splits == {"train": (0,), "test": (1,)}

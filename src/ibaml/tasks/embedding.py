@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -166,7 +166,7 @@ class Embed:
     @classmethod
     def read(
         cls,
-        content: Mapping[str, Any],
+        content: Any,
         backbone: nn.Module | None = None,
         transform: Transform | None = None,
         **options: Any,
