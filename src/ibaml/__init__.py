@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         HeadNewton,
         NaturalDescent,
         NewtonCG,
+        PolyakDescent,
     )
     from ibaml.tasks import TaskBatch
     from ibaml.training.start import load
@@ -83,6 +84,7 @@ else:
                 "HeadNewton",
                 "NaturalDescent",
                 "NewtonCG",
+                "PolyakDescent",
             ),
             "tasks": ("TaskBatch",),
             "training.start": ("load",),
@@ -137,6 +139,7 @@ __all__ = [
     "Neumann",
     "NewtonCG",
     "Point",
+    "PolyakDescent",
     "Posterior",
     "Posteriors",
     "PredictiveNll",

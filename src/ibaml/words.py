@@ -44,8 +44,10 @@ BACKBONES: Mapping[str, Backbone] = {
     "discriminant": Backbone(images=False, reads={}),
 }
 
-SolverName = Literal["newton", "descent", "natural", "adam", "dual", "head"]
-SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam", "dual", "head")
+SolverName = Literal["newton", "descent", "polyak", "natural", "adam", "dual", "head"]
+SOLVERS: tuple[SolverName, ...] = (
+    "newton", "descent", "polyak", "natural", "adam", "dual", "head",
+)  # fmt: skip
 ObjectiveName = Literal["query", "predictive", "abml"]
 OBJECTIVES: tuple[ObjectiveName, ...] = ("query", "predictive", "abml")
 PosteriorName = Literal["diagonal", "low_rank", "full", "class_means"]
