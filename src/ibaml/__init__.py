@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         HeadNewton,
         NaturalDescent,
         NewtonCG,
+        PolyakDescent,
     )
     from ibaml.tasks import TaskBatch
     from ibaml.tasks.embedding import Embed
@@ -84,6 +85,7 @@ else:
                 "HeadNewton",
                 "NaturalDescent",
                 "NewtonCG",
+                "PolyakDescent",
             ),
             "tasks": ("TaskBatch",),
             "tasks.embedding": ("Embed",),
@@ -140,6 +142,7 @@ __all__ = [
     "Neumann",
     "NewtonCG",
     "Point",
+    "PolyakDescent",
     "Posterior",
     "Posteriors",
     "PredictiveNll",

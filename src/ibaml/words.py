@@ -46,8 +46,10 @@ BACKBONES: Mapping[str, Backbone] = {
 
 # networks with weights, for embeddings; the first is the default (benchmarks/backbones.py)
 PRETRAINED = ("efficientnet_lite2", "efficientnet_lite0")
-SolverName = Literal["newton", "descent", "natural", "adam", "dual", "head"]
-SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam", "dual", "head")
+SolverName = Literal["newton", "descent", "polyak", "natural", "adam", "dual", "head"]
+SOLVERS: tuple[SolverName, ...] = (
+    "newton", "descent", "polyak", "natural", "adam", "dual", "head",
+)  # fmt: skip
 ObjectiveName = Literal["query", "predictive", "abml"]
 OBJECTIVES: tuple[ObjectiveName, ...] = ("query", "predictive", "abml")
 PosteriorName = Literal["diagonal", "low_rank", "full", "class_means"]
