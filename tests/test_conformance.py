@@ -24,6 +24,7 @@ from ibaml import (
     NaturalDescent,
     NewtonCG,
     Point,
+    PolyakDescent,
     Unrolled,
 )  # fmt: skip
 from ibaml.solve import HeadNewton
@@ -112,6 +113,13 @@ class TestHeadNewton(SolverSuite):
 
     def belief(self):
         return DiagonalGaussian()
+
+
+class TestPolyakDescent(SolverSuite):
+    many = 500
+
+    def make(self, steps):
+        return PolyakDescent(steps, 0.2)
 
 
 class TestNaturalDescent(SolverSuite):

@@ -522,7 +522,7 @@ OPTIONS = {
     ),
     "nearly a solver": (
         lambda: m.ibaml(mlp_model(), solver="newtn"),
-        "solver must be one of newton, descent, natural, adam, dual, head; got 'newtn'; did you "
+        "solver must be one of newton, descent, polyak, natural, adam, dual, head; got 'newtn'; did you "
         "mean newton?",
     ),
     "nearly an objective": (

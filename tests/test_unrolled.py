@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 import ibaml
-from ibaml import Adam, GradientDescent, NaturalDescent, Unrolled
+from ibaml import Adam, GradientDescent, NaturalDescent, PolyakDescent, Unrolled
 from ibaml.energy import Stream, draw_noise
 from oracles import F64, SEED, generator, gradients, relative, seed
 from problems import class_batch, conv_model, mlp_model, plain_learner, regression_batch
@@ -181,6 +181,8 @@ SOLVERS = [
     Adam(7, 0.02),
     GradientDescent(7, {"*.weight": 0.05, "*": 0.02}),
     GradientDescent(7, 0.05, fresh_noise=True),
+    PolyakDescent(7, 0.8),
+    PolyakDescent(7, {"*.weight": 0.8, "*": 0.3}),
 ]
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         HeadNewton,
         NaturalDescent,
         NewtonCG,
+        PolyakDescent,
     )
     from ibaml.tasks import TaskBatch
     from ibaml.tasks.embedding import Embed
@@ -88,6 +89,7 @@ else:
                 "HeadNewton",
                 "NaturalDescent",
                 "NewtonCG",
+                "PolyakDescent",
             ),
             "tasks": ("TaskBatch",),
             "tasks.embedding": ("Embed",),
@@ -147,6 +149,7 @@ __all__ = [
     "Neumann",
     "NewtonCG",
     "Point",
+    "PolyakDescent",
     "Posterior",
     "Posteriors",
     "PredictiveNll",

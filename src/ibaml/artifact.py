@@ -37,8 +37,8 @@ _CHOICES: dict[str, type] = {
     for one in (
         weights.Point, weights.DiagonalGaussian, weights.LowRankGaussian, weights.FullGaussian,
         weights.ClassMeans,
-        solve.GradientDescent, solve.NaturalDescent, solve.Adam, solve.NewtonCG,
-        solve.DualNewton, solve.HeadNewton,
+        solve.GradientDescent, solve.PolyakDescent, solve.NaturalDescent, solve.Adam,
+        solve.NewtonCG, solve.DualNewton, solve.HeadNewton,
         gradient.Unrolled, gradient.FirstOrder, gradient.Reptile, gradient.Implicit,
         curvature.Curvature, linalg.ConjugateGradient, linalg.Dense, linalg.Neumann,
         objectives.QueryNll, objectives.PredictiveNll, objectives.Abml, objectives.TowardsSolution,

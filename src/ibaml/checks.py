@@ -21,6 +21,7 @@ from ibaml.solve import (
     GradientDescent,
     HeadNewton,
     NaturalDescent,
+    PolyakDescent,
     Solver,
     no_step_sizes,
 )
@@ -262,6 +263,8 @@ def _warn_if_stiff(solver: Solver, energy: TaskEnergy) -> None:
     """Plain descent diverges where lr·κ·exp(−ρ) > 2: warn before it does."""
     if not isinstance(solver, GradientDescent | NaturalDescent) or solver.steps < 2:
         return
+    if isinstance(solver, PolyakDescent):
+        return  # its steps are never too long
     if isinstance(solver.lr, Mapping) or not energy.belief.is_diagonal_gaussian:
         return
     lowest = float(energy.meta.prior[1].min())

@@ -17,11 +17,13 @@ from ibaml.energy.likelihood import Temperature
 from ibaml.linalg import ConjugateGradient
 from ibaml.solve import (
     Adam,
+    Descent,
     DualNewton,
     GradientDescent,
     HeadNewton,
     NaturalDescent,
     NewtonCG,
+    PolyakDescent,
     Rate,
     Solver,
 )
@@ -78,11 +80,11 @@ def recommended(
         exact = noise == "outputs" and on_outputs
         solver = "descent" if not newton else "head" if exact else "newton"
     # descent stops early, and the implicit rule knows it; a given curvature means the plain rule
-    stopped = method in IMPLICIT and solver in ("descent", "natural")
+    stopped = method in IMPLICIT and solver in ("descent", "polyak", "natural")
     stopped &= "curvature" not in given and given.get("stopping") not in ("off", "0", 0)
     steps = {"newton": 8, "head": 16}.get(solver, 15 if stopped else 5)
     values.update(solver=solver, steps=steps)
-    if solver in ("descent", "natural", "adam"):
+    if solver in ("descent", "polyak", "natural", "adam"):
         values["inner_lr"] = 0.01 if solver == "adam" else 0.1
         if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
             values["inner_lr"] *= given.get("noise_std", values["noise_std"]) ** 2
@@ -139,7 +141,12 @@ def make_solver(name: str, steps: int, lr: Rate | None, learn_lr: bool = False) 
     if name == "newton":
         # rough directions suffice (H is Gauss–Newton's); a recorded meta-step takes every halving
         return NewtonCG(steps, linear_solver=ConjugateGradient(10, tol=0.3), halvings=10)
-    kinds = {"descent": GradientDescent, "natural": NaturalDescent, "adam": Adam}
+    kinds: dict[str, type[Descent]] = {
+        "descent": GradientDescent,
+        "polyak": PolyakDescent,
+        "natural": NaturalDescent,
+        "adam": Adam,
+    }
     return kinds[name](steps=steps, lr=cast(Rate, lr), learn_lr=learn_lr)
 
 

@@ -44,9 +44,12 @@ BACKBONES: Mapping[str, Backbone] = {
     "discriminant": Backbone(images=False, reads={}),
 }
 
-PRETRAINED = ("efficientnet_lite0", "efficientnet_lite2")  # networks with weights, for embeddings
-SolverName = Literal["newton", "descent", "natural", "adam", "dual", "head"]
-SOLVERS: tuple[SolverName, ...] = ("newton", "descent", "natural", "adam", "dual", "head")
+# networks with weights, for embeddings; the first is the default (benchmarks/backbones.py)
+PRETRAINED = ("efficientnet_lite2", "efficientnet_lite0")
+SolverName = Literal["newton", "descent", "polyak", "natural", "adam", "dual", "head"]
+SOLVERS: tuple[SolverName, ...] = (
+    "newton", "descent", "polyak", "natural", "adam", "dual", "head",
+)  # fmt: skip
 ObjectiveName = Literal["query", "predictive", "abml"]
 OBJECTIVES: tuple[ObjectiveName, ...] = ("query", "predictive", "abml")
 PosteriorName = Literal["diagonal", "low_rank", "full", "class_means"]

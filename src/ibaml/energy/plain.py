@@ -84,6 +84,10 @@ class PlainEnergy:
             at += size
         return tuple(slots)
 
+    @property
+    def lowest(self) -> None:
+        return None
+
     def bind(self, theta: tuple[Tensor, ...]) -> PlainEnergy:
         params = list(self.params)
         for i, tensor in zip(self.learned, theta, strict=True):

@@ -91,6 +91,17 @@ class TaskEnergy:
         return self.layout.slots(self.belief.blocks(self.layout.size))
 
     @property
+    def lowest(self) -> Tensor | float | None:
+        """The loss of a perfect fit: penalties are not negative."""
+        if self.likelihood.takes_labels(self.y):
+            return 0.0  # −log of a probability
+        variance = self.noise_variance()
+        if variance is None:
+            return None
+        numbers = self.y[0, 0].numel()
+        return numbers * 0.5 * (2 * math.pi * variance).log()
+
+    @property
     def kappa(self) -> float | Tensor:
         """κ, the weight of the penalty: β / N for most beliefs."""
         log_beta = self.meta.log_beta

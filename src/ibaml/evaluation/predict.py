@@ -76,6 +76,7 @@ def fit_temperature(
     keys: Sequence[int],
     *,
     samples: int = 10,
+    norm_stats: NormStats | None = None,
     batch: int = 16,
     add_up: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
 ) -> Scores | None:
@@ -84,6 +85,8 @@ def fit_temperature(
     without keys, which one of several processes may have.
 
     Args:
+        norm_stats: batch norm's statistics, see `MetaLearner.adapt`; a temperature is right for the
+            statistics it was fitted with.
         add_up: sums tensors over processes, in place.
     """
     likelihood = learner.likelihood
@@ -95,7 +98,7 @@ def fit_temperature(
     predicted: list[tuple[TaskBatch, Tensor]] = []
     for begin in range(0, len(keys), batch):
         for group in tasks.batches(split, keys[begin : begin + batch]):
-            posteriors = learner.adapt_all(group)
+            posteriors = learner.adapt_all(group, norm_stats=norm_stats)
             at_points = posteriors.outputs_at_points(group.query_x, count=FIT_POINTS)
             if at_points is None:
                 outputs = posteriors.outputs(group.query_x, samples)

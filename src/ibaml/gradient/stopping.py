@@ -46,8 +46,10 @@ def start_precision(
         return v.new_full((1, 1), stopping).expand_as(v)
     if not isinstance(solver, Descent):
         return None
+    path = solution.steps.to(v) if solution.path is None else solution.path
     # only a task that diverged at once took no step, and its b is zero
-    moved = solver.step_sizes(energy, v, rate) * solution.steps.clamp(min=1)[:, None]
+    path = torch.where(path > 0, path, 1.0)
+    moved = solver.step_sizes(energy, v, rate) * path[:, None]
     solved = (solution.reason == Reason.CONVERGED)[:, None]
     return torch.where(solved, 0.0, moved.reciprocal()).expand_as(v)
 

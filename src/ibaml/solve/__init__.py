@@ -9,6 +9,7 @@ from ibaml.solve.dual import before_examples as before_examples
 from ibaml.solve.gradient_descent import GradientDescent, NaturalDescent
 from ibaml.solve.head import HeadNewton
 from ibaml.solve.newton_cg import NewtonCG
+from ibaml.solve.polyak import PolyakDescent
 
 __all__ = [
     "Adam",
@@ -18,6 +19,7 @@ __all__ = [
     "HeadNewton",
     "NaturalDescent",
     "NewtonCG",
+    "PolyakDescent",
     "Progress",
     "Rate",
     "Solution",

@@ -27,7 +27,8 @@ class Solution:
 
     ``gradient`` and ``energy_after`` are those at the last iterate; None if not asked for (a
     ``tol`` asks too). A task whose iterates stopped being finite, or whose energy grew far too
-    large, is ``diverged`` and has its start as value.
+    large, is ``diverged`` and has its start as value. ``path`` is how many whole steps descent
+    took, shortened ones as parts of one; None for other solvers.
     """
 
     value: Tensor
@@ -36,6 +37,7 @@ class Solution:
     energy_before: Tensor
     energy_after: Tensor | None
     gradient: Tensor | None
+    path: Tensor | None = None
 
     @property
     def diverged(self) -> Tensor:
@@ -69,6 +71,7 @@ class Progress:
     reason: Tensor
     energy_before: Tensor
     grew_too_much: Tensor  # whether the energy grew far too large on the way
+    path: Tensor  # the sum of the shares of their step sizes that steps took
 
 
 def energy_and_gradient(
@@ -170,6 +173,12 @@ class Descent(ABC):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step: the next iterate and memory."""
 
+    def share(
+        self, energy: Energy, value: Tensor, gradient: Tensor, rate: Tensor | float
+    ) -> Tensor | None:
+        """Which share of its step size ``rate`` each task takes, (T,); None: all of it."""
+        return None
+
     def step_sizes(self, energy: Energy, v: Tensor, rate: Tensor | None = None) -> Tensor | float:
         """The step size of every coordinate: near a solution one step is v ← v − step·∇E(v). Only
         solvers that have one override this.
@@ -189,6 +198,7 @@ class Descent(ABC):
             reason=torch.full_like(zeros, Reason.STEPS),
             energy_before=start.new_full((tasks,), float("nan")),
             grew_too_much=torch.zeros_like(zeros, dtype=torch.bool),
+            path=start.new_zeros(tasks),
         )
 
     def advance(
@@ -218,12 +228,15 @@ class Descent(ABC):
                 reason = torch.where(done, Reason.CONVERGED, reason)
             with torch.set_grad_enabled(create_graph):
                 old = progress.memory
-                moved, memory = self.move(step_energy, v, gradient, old, step, step_sizes)
+                share = self.share(step_energy, value, gradient, step_sizes)
+                sizes = step_sizes if share is None else share[:, None] * step_sizes
+                moved, memory = self.move(step_energy, v, gradient, old, step, sizes)
                 finite = moved.detach().isfinite().all(-1)
                 reason = torch.where((reason == Reason.STEPS) & ~finite, Reason.NONFINITE, reason)
                 is_moving = (reason == Reason.STEPS)[:, None]
                 value = value.detach()
                 before = value if step == 0 else progress.energy_before
+                walked = torch.ones_like(value) if share is None else share.detach()
                 progress = Progress(
                     v=torch.where(is_moving, moved, v),
                     memory=tuple(
@@ -234,6 +247,7 @@ class Descent(ABC):
                     energy_before=before,
                     grew_too_much=(value > before + _TOO_MUCH * (1 + before.abs()))
                     | ~value.isfinite(),
+                    path=progress.path + torch.where(is_moving[:, 0], walked, 0.0),
                 )
         return progress
 
@@ -252,7 +266,8 @@ class Descent(ABC):
             if self.tol is not None:
                 small = gradient.norm(dim=-1) <= self.tol
                 reason = torch.where((reason == Reason.STEPS) & small, Reason.CONVERGED, reason)
-        solution = Solution(value, progress.steps, reason, before, after, gradient)
+        path = progress.path.detach()
+        solution = Solution(value, progress.steps, reason, before, after, gradient, path)
         return replace(solution, value=torch.where(solution.diverged[:, None], start, value))
 
     def solve(

@@ -13,15 +13,12 @@ if TYPE_CHECKING:
     from ibaml.tasks.errors import DataError, DataWarning
     from ibaml.tasks.inputs import Inputs
     from ibaml.tasks.keyed import EpisodeTasks, SinusoidTasks, TableTasks, TaskSource
-    from ibaml.tasks.sources import (
-        cifar100,
-        cub,
-        from_dataset,
-        image_folder,
-        image_list,
-        miniimagenet,
-        omniglot,
-    )
+    from ibaml.tasks.sources.cifar import cifar100
+    from ibaml.tasks.sources.cub import cub
+    from ibaml.tasks.sources.folder import image_folder, image_list
+    from ibaml.tasks.sources.miniimagenet import miniimagenet
+    from ibaml.tasks.sources.omniglot import omniglot
+    from ibaml.tasks.sources.wrapped import from_dataset
     from ibaml.tasks.synthetic import LinearRegression, Sinusoids
     from ibaml.tasks.table import Table
 else:

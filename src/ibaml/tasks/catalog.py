@@ -177,7 +177,7 @@ def _features(path: Path, splits: str | Path | Mapping[str, Sequence[str]] | Non
                 splits = _splits(content["y"], content["split"], path)
             data = feature_vectors(content["x"], content["y"], splits=splits, name=path.stem)
             if "embed" in content:
-                return replace(data, embed=_known_embedding(str(content["embed"]), path))
+                return _of_pictures(data, str(content["embed"]), content["x"], path)
             return data
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
@@ -197,19 +197,50 @@ def _splits(labels: np.ndarray, splits: np.ndarray, path: Path) -> dict[str, lis
             raise DataError(f"{path}: split {split!r} is none of {', '.join(SPLITS)}")
         if split:
             lists.setdefault(split, set()).add(str(label))
-    return {split: sorted(lists.get(split, ())) for split in SPLITS}
+    return {split: sorted(lists[split]) for split in SPLITS if split in lists}
 
 
-def _known_embedding(text: str, path: Path) -> Embed | None:
+def saved_vectors(data: Dataset) -> dict[str, Any]:
+    """The arrays of an .npz that `open_data` reads as the same vectors, which an embedding made."""
+    import numpy as np
+
+    assert data.embed is not None
+    split_of = {c: split for split, members in data.splits.items() for c in members}
+    source = {
+        "embed": data.embed.described(), "digest": data.digest, "vectors": _sha(data.examples),
+    }  # fmt: skip
+    return {
+        "x": data.examples,
+        "y": np.array(data.classes)[data.labels],
+        "files": np.array(data.files),
+        "split": np.array([split_of.get(int(c), "") for c in data.labels]),
+        "embed": np.array(json.dumps(source)),
+    }
+
+
+def _of_pictures(data: Dataset, text: str, x: np.ndarray, path: Path) -> Dataset:
+    """Vectors with what made them, and the digest of their pictures if they are those vectors."""
     try:
-        return Embed.read(json.loads(text))
-    except ValueError as error:
+        source = json.loads(text)
+        if not isinstance(source, dict):
+            raise DataError("what made them is not described")
+        same = source.get("vectors") == _sha(x)
+        return replace(
+            data,
+            embed=Embed.read(source.get("embed")),
+            digest=str(source["digest"]) if same else "",
+        )
+    except (ValueError, KeyError) as error:
         warnings.warn(
             f"{path}: what is trained on these vectors will not read pictures: {error}",
             DataWarning,
             stacklevel=2,
         )
-        return None
+        return data
+
+
+def _sha(vectors: np.ndarray) -> str:
+    return hashlib.sha256(vectors.tobytes()).hexdigest()
 
 
 def glyphs(*, per_class: int = 20, seed: int = 0) -> Dataset:

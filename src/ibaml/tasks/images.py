@@ -68,7 +68,7 @@ def open_picture(
         with opened as image:
             width, height = image.size
             smaller = least is not None and image.format == "JPEG"
-            allowed = 4 * MAX_PIXELS if smaller else MAX_PIXELS
+            allowed = 2 * MAX_PIXELS if smaller else MAX_PIXELS
             if width * height > allowed:
                 raise ImageError(
                     f"{name}: {width}×{height} pixels are more than the {allowed:,} allowed"
