@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ibaml.answers.head import Head
-from ibaml.answers.prior import Prior
+from ibaml.answers.prior import Prior, packaged_for
 from ibaml.answers.promises import Promises
 from ibaml.assessment.simple_heads import Arm, Tables, simple_heads
 from ibaml.evaluation import ClassScores, Interval, paired
@@ -176,24 +176,25 @@ def main() -> None:
     parser.add_argument("--split", default="val")
     parser.add_argument("--tasks", type=int, default=500)
     parser.add_argument("--shots", type=int, nargs="+", default=[1, 2, 5, 10])
-    parser.add_argument("--prior", default="photos")
     parser.add_argument("--simple", nargs="*", default=["centroid", "logistic", "lda"])
     given = parser.parse_args()
     torch.set_num_threads(1)
     with np.load(given.embeddings) as data:
-        x, y = torch.from_numpy(data["x"].astype(np.float32)), data["y"]
+        x, y = torch.from_numpy(data["x"]), data["y"]
+        prior = packaged_for(json.loads(str(data["embed"])))
     splits = json.loads(given.splits.read_text())
-    prior = Prior.open(given.prior)
+    assert prior is not None
     base = np.isin(y, splits["train"])
     labels = torch.from_numpy(np.unique(y[base], return_inverse=True)[1])
     tables = Tables(x, x[base], labels)
+    mine = (f"prior={prior.name}", "prior=none")
     for shots in given.shots:
         test = Split(y, splits[given.split], shots, given.tasks)
         val = Split(y, splits["val"], shots, min(given.tasks, 200))
         lines: list[str] = []
         rows = {
-            "prior=photos": ours(prior, None, x, test, lines),
-            "prior=none": ours(None, prior.without, x, test, lines),
+            mine[0]: ours(prior, None, x, test, lines),
+            mine[1]: ours(None, prior.without, x, test, lines),
         }
         rows |= dict(simple(arm, test, val) for arm in simple_heads(tables, given.simple))
         print(f"{shots} shots, {WAYS} ways, {given.tasks} tasks of {given.split} classes")
@@ -202,9 +203,9 @@ def main() -> None:
         scores = {name: ClassScores.of(keys, p.exp(), asked) for name, p in rows.items()}
         for name, one in scores.items():
             print(f"  {name}: {_words(one.summary())}")
-            for mine in ("prior=photos", "prior=none"):
-                if name not in ("prior=photos", mine):
-                    print(f"      minus {mine}: {_words(paired(scores[mine], one))}")
+            for own in mine:
+                if name not in (mine[0], own):
+                    print(f"      minus {own}: {_words(paired(scores[own], one))}")
         print("\n".join(lines), flush=True)
 
 

@@ -1,10 +1,10 @@
-"""The prior that comes with the package, rebuilt: `python benchmarks/packaged_prior.py`.
+"""The priors that come with the package, rebuilt.
 
     ibaml embed caltech101-84.zip --splits splits.json --out embeddings.npz
     python benchmarks/packaged_prior.py embeddings.npz splits.json \\
         src/ibaml/answers/priors/photos.safetensors
 
-From the training classes of Caltech-101 alone. The file says where it comes from.
+`photos_lite0` is the same with `ibaml embed --backbone efficientnet_lite0`. From the training classes of Caltech-101 alone. The file says where it comes from.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ibaml.answers.prior import Prior, rooted
 from ibaml.heads.from_base import Scalars, fit
 
 SOURCE = {
-    "for": "features of EfficientNet-Lite0, average pooled, of photographs",
     "made from": "the 64 training classes of Caltech-101 at 84 pixels",
     "attribution": "Caltech 101 by Fei-Fei Li, Marco Andreetto, Marc'Aurelio Ranzato and Pietro "
     "Perona, California Institute of Technology (2022), https://doi.org/10.22002/D1.20086, "
@@ -34,7 +33,9 @@ SOURCE = {
 }
 
 
-def prior_of(x: Tensor, y: Tensor, scalars: Scalars, rank: int, embed: dict[str, object]) -> Prior:
+def prior_of(
+    x: Tensor, y: Tensor, scalars: Scalars, rank: int, embed: dict[str, object], name: str = "own"
+) -> Prior:
     parts = compacted(rooted(x), y, scalars, rank)
     center, map, between = expanded(parts, scalars)
     facts = {**SOURCE, "embed": embed, "scalars": asdict(scalars), "directions": rank}
@@ -60,10 +61,10 @@ def main() -> None:
     vectors = torch.from_numpy(x[base])
     found = fit(rooted(vectors), labels)
     print(found.scalars, "nll", found.nll)
-    prior = prior_of(vectors, labels, found.scalars, given.rank, embed)
+    prior = prior_of(vectors, labels, found.scalars, given.rank, embed, given.out.stem)
 
     def again(some: Tensor, their: Tensor) -> Prior:
-        return prior_of(some, their, found.scalars, given.rank, embed)
+        return prior_of(some, their, found.scalars, given.rank, embed, given.out.stem)
 
     promises = calibrate(vectors, labels, again)
     without = calibrate(vectors, labels, None)

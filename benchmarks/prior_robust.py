@@ -1,6 +1,7 @@
 """What do few directions cost the packaged prior, and what do other pictures?
 
-    python benchmarks/prior_robust.py caltech101-84.zip splits.json embeddings.npz
+    python benchmarks/prior_robust.py caltech101-84.zip splits.json embeddings.npz \\
+        --backbone efficientnet_lite0
 
 Validation classes of Caltech-101, 10-way, 200 tasks, paired. There are no full-size photographs of
 named classes here: a prior from pictures of half the size stands in for the step from 84 pixels to
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +25,8 @@ from torch import Tensor
 
 import ibaml
 from ibaml.answers.head import Head
-from ibaml.answers.prior import Prior, rooted
+from ibaml.answers.prior import Prior, packaged_for, rooted
+from ibaml.backbones import DEFAULT
 from ibaml.evaluation.intervals import mean_interval
 from ibaml.heads.from_base import fit
 from ibaml.tasks.tree import Tree
@@ -91,6 +94,8 @@ def main() -> None:
     parser.add_argument("pictures", type=Path)
     parser.add_argument("splits", type=Path)
     parser.add_argument("embeddings", type=Path)
+    parser.add_argument("--backbone", default=DEFAULT)
+    parser.add_argument("--most", type=int, default=60, help="pictures of each class to change")
     given = parser.parse_args()
     torch.set_num_threads(1)
     splits = json.loads(given.splits.read_text())
@@ -103,16 +108,22 @@ def main() -> None:
     for rank in (16, 32, 64, 128, 256):
         priors[f"{rank} directions"] = prior_of(x[base], labels, found.scalars, rank, {})
     judge("84 pixels", {**priors, "none": None}, x, y, splits["val"])
-    tree, embed = Tree.open(given.pictures), ibaml.Embed()
+    tree, embed = Tree.open(given.pictures), ibaml.Embed(given.backbone)
     names = [n for n in tree.names if n.endswith(".jpg")]
     names = [n for n in names if n.split("/")[-2] in {*splits["val"], *splits["train"]}]
+    seen: Counter[str] = Counter()
+    for name in list(names):  # the first of each class
+        seen[name.split("/")[-2]] += 1
+        if seen[name.split("/")[-2]] > given.most:
+            names.remove(name)
     of = np.array([n.split("/")[-2] for n in names])
     pictures = [Image.open(io.BytesIO(b)).convert("RGB") for _, b in tree.read_all(names)]
     small = torch.from_numpy(embed([p.resize((42, 42)) for p in pictures]))
     here = np.isin(of, splits["train"])
     theirs = torch.from_numpy(np.unique(of[here], return_inverse=True)[1])
     half = fit(rooted(small[here]), theirs)
-    photos = Prior.open("photos")
+    photos = packaged_for(embed.described())
+    assert photos is not None
     compared: dict[str, Prior | None] = {
         "photos": photos,
         "from pictures of 42": prior_of(small[here], theirs, half.scalars, 128, {}),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import ibaml
 from ibaml.answers import Classifier, Head, Prior, fit_prior
 from ibaml.answers.classifier import UNKNOWN
 from ibaml.answers.compact import compacted, expanded
@@ -18,6 +19,7 @@ from ibaml.answers.promises import ERRORS, LEVELS, SHOTS, WAYS, Promises
 from ibaml.answers.suggest import suggested
 from ibaml.container import ArtifactError
 from ibaml.heads.from_base import fit
+from ibaml.training import resolve, train
 
 FEATURES = 40
 
@@ -135,6 +137,23 @@ def test_a_map_in_few_directions_is_the_same_map():
     np.testing.assert_allclose(a @ a.mT, b @ b.mT, atol=0.02)
     one, other = (Head.of(p, x[:60], y[:60], 3) for p in (whole, few))
     np.testing.assert_allclose(one.scores(a), other.scores(b), atol=0.5)
+
+
+def test_a_run_on_vectors_is_a_prior(tmp_path):
+    """It answers as the run itself does."""
+    x, y = drawn(30, 12, 13)
+    np.savez(tmp_path / "vectors.npz", x=3 * x.numpy() + 7, y=y.numpy())
+    train(resolve({"data": str(tmp_path / "vectors.npz"), "ways": 3, "queries": 5, "iterations": 0}),
+          tmp_path / "run")  # fmt: skip
+    learner, new = ibaml.load(tmp_path / "run"), 3 * drawn(3, 6, 14)[0] + 7
+    shown, labels = new[::2], torch.arange(3).repeat_interleave(3)
+    posterior = learner.adapt(learner.inputs(shown.numpy()), labels)
+    theirs = posterior.predict_proba(learner.inputs(new.numpy()))
+    shop = Classifier(Prior.open(tmp_path / "run"))
+    shop.add(shown, [str(c) for c in labels.tolist()])
+    shop._head = replace(shop.head())
+    shop._head.__dict__["warmth"] = 1.0
+    np.testing.assert_allclose(shop.answer(new).probabilities, theirs, atol=2e-3)
 
 
 # --- what is measured

@@ -163,7 +163,7 @@ class Classifier:
         unknown = np.nan_to_num(familiar, nan=1.0) < false_alarms
         sure = None
         if head.promises is not None:
-            shots = float(head.counts.double().log().mean().exp())
+            shots = float(head.counts.min())
             sure = probabilities.max(1) >= head.promises.sure(error, head.classes, shots)
             sure &= ~unknown
         return Answers(self.classes, probabilities, familiar, unknown, sure)

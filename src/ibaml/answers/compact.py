@@ -48,9 +48,23 @@ def expanded(parts: Mapping[str, Tensor], scalars: Scalars) -> tuple[Tensor, Ten
     """
     within, axes = (torch.linalg.qr(parts[n].double())[0] for n in ("within", "axes"))
     rest, weights = parts["rest"].double(), parts["weights"].double()
-    turn, _ = torch.linalg.qr(axes, mode="complete")
+    turn = _completed(axes)
     map = rest * turn + (within * (weights - rest)) @ (within.mT @ turn)
     variances = torch.zeros(len(turn), dtype=torch.float64)
     variances[: axes.shape[1]] = parts["variances"].double()
     between = math.exp(scalars.diagonal) + math.exp(scalars.between) * variances
     return parts["center"].float(), map.float(), between.float()
+
+
+def _completed(axes: Tensor) -> Tensor:
+    """An orthogonal matrix (F, F) that begins with these orthonormal columns (F, m): a reflection
+    that takes the first m unit vectors to the columns, turned so that it is well conditioned."""
+    count = axes.shape[1]
+    left, _, right = torch.linalg.svd(axes[:count])
+    turn = -(right.mT @ left.mT)  # axes·turn begins with a negative semidefinite block
+    apart = -axes @ turn
+    apart[:count] += torch.eye(count, dtype=axes.dtype)
+    inner = torch.linalg.solve(0.5 * apart.mT @ apart, apart.mT)
+    result = torch.eye(len(axes), dtype=axes.dtype) - apart @ inner
+    result[:, :count] = axes
+    return result

@@ -214,9 +214,14 @@ def _of_learner(path: Path) -> Prior:
             f"{path} holds no map of vectors: a prior is a run of `ibaml train --data x.npz` with "
             "model discriminant, the default for vectors"
         )
+    center, map, embed = network.center, network.map, None
+    if (inputs := learner.inputs) is not None:  # which standardizes what the network reads
+        deviation = torch.tensor(inputs.deviation)
+        center = torch.tensor(inputs.mean) + deviation * center
+        map, embed = map / deviation[:, None], inputs.described().get("embed")
     return Prior(
-        path.stem, network.center.float(), network.map.float(), network.between.float(),
-        float(learner.likelihood.temperature),
+        path.stem, center.float(), map.float(), network.between.float(),
+        float(learner.likelihood.temperature), facts={"embed": embed},
     )  # fmt: skip
 
 
