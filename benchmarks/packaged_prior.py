@@ -4,7 +4,8 @@
     python benchmarks/packaged_prior.py embeddings.npz splits.json \\
         src/ibaml/answers/priors/photos.safetensors
 
-`photos_lite0` is the same with `ibaml embed --backbone efficientnet_lite0`. From the training classes of Caltech-101 alone. The file says where it comes from.
+`photos_lite0` is the same with `ibaml embed --backbone efficientnet_lite0`. From the training
+classes of Caltech-101 alone; the file says where it comes from.
 """
 
 from __future__ import annotations
@@ -40,9 +41,7 @@ def prior_of(
     center, map, between = expanded(parts, scalars)
     facts = {**SOURCE, "embed": embed, "scalars": asdict(scalars), "directions": rank}
     temperature = math.exp(scalars.log_temperature)
-    return Prior(
-        "photos", center, map, between, temperature, True, True, facts=facts, compact=parts
-    )
+    return Prior(name, center, map, between, temperature, True, True, facts=facts, compact=parts)
 
 
 def main() -> None:
