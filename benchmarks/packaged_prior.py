@@ -54,7 +54,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with np.load(given.embeddings) as data:
         x, y = data["x"].astype(np.float32), data["y"]
-        embed = json.loads(str(data["embed"])) if "embed" in data.files else {}
+        embed = json.loads(str(data["embed"]))["embed"]
     base = np.isin(y, json.loads(given.splits.read_text())["train"])
     labels = torch.from_numpy(np.unique(y[base], return_inverse=True)[1])
     vectors = torch.from_numpy(x[base])

@@ -57,7 +57,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with np.load(given.embeddings) as data:
         x, y = torch.from_numpy(data["x"]), data["y"]
-        prior = packaged_for(json.loads(str(data["embed"])))
+        prior = packaged_for(json.loads(str(data["embed"]))["embed"])
     assert prior is not None
     z = prior.mapped(x)
     splits = json.loads(given.splits.read_text())

@@ -150,6 +150,20 @@ def test_examples_and_classes_are_added_and_removed(answered, tmp_path, shop):
     assert own.read_bytes() == before
 
 
+def test_vectors_of_ibaml_embed_are_photographs(answered, tmp_path, shop):
+    run("embed", shop / "products", "--out", tmp_path / "p.npz")
+    run("predict", tmp_path / "p.npz", shop / "new", "--out", tmp_path / "out")
+    first, again = rows(answered[1]), rows(tmp_path / "out")
+    assert [r["best"] for r in first.values()] == [r["best"] for r in again.values()]
+    assert json.loads((tmp_path / "out" / "predictions.json").read_text())["prior"] == "photos"
+    np.savez(tmp_path / "plain.npz", x=np.ones((1, 1280)))
+    out = tmp_path / "other"
+    assert "plain vectors" in refused("predict", answered[2], tmp_path / "plain.npz", "--out", out)
+    wrong = ("--backbone", "efficientnet_lite2", "--prior", "photos_lite0")
+    said = refused("predict", shop / "products", shop / "new", "--out", out, *wrong)
+    assert "another network" in said
+
+
 def test_without_a_prior(tmp_path, shop):
     run("predict", shop / "products", shop / "new", "--out", tmp_path / "o", "--prior", "none")
     found = rows(tmp_path / "o")

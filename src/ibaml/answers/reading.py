@@ -199,7 +199,7 @@ def _npz(path: Path, labelled: bool) -> Given:
     source: dict[str, Any] = {"kind": "vectors"}
     if "embed" in parts:
         try:
-            source = {"kind": "pictures", "embed": dict(json.loads(str(parts["embed"])))}
+            source = {"kind": "pictures", "embed": dict(json.loads(str(parts["embed"]))["embed"])}
             source["embed"]["digest"], source["embed"]["backbone"]
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path}: its description of the network is damaged") from error
