@@ -87,6 +87,12 @@ for name in ("maml", "fomaml", "reptile", "imaml", "abml", "ibaml"):
     assert mean.isfinite().all() and (variance > 0).all()
 for name in ibaml.__all__:
     getattr(ibaml, name)
+try:
+    ibaml.FewShotClassifier()
+except ModuleNotFoundError as error:
+    assert 'pip install "ibaml[sklearn]"' in str(error)
+else:
+    raise AssertionError("it needs scikit-learn")
 
 import numpy as np
 
@@ -177,7 +183,7 @@ def without(monkeypatch):
 @pytest.mark.parametrize(
     "library",
     ["matplotlib", "tensorboard", "fontTools", "scipy", "PIL", "safetensors", "filelock",
-     "tomli_w"],
+     "tomli_w", "sklearn"],
 )  # fmt: skip
 def test_the_pip_line_installs_what_is_missing(library, without):
     without(library)

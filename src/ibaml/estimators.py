@@ -14,16 +14,28 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ibaml.extras import need
+from ibaml.answers import Head, Prior, fit_prior
+from ibaml.extras import missing, need
+from ibaml.regressing import Beliefs, believed, fit_beliefs
 
-need("sklearn")
+if missing("sklearn") is None:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+else:
 
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin  # noqa: E402
-from sklearn.utils.multiclass import check_classification_targets  # noqa: E402
-from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E402
+    class BaseEstimator:  # type: ignore[no-redef]
+        """So that the names exist where scikit-learn does not; an object says what is missing."""
 
-from ibaml.answers import Head, Prior, fit_prior  # noqa: E402
-from ibaml.regressing import Beliefs, believed, fit_beliefs  # noqa: E402
+        def __new__(cls, *given: Any, **named: Any) -> Self:
+            need("sklearn")
+            return super().__new__(cls)
+
+    class ClassifierMixin:  # type: ignore[no-redef]
+        """Nothing."""
+
+    class RegressorMixin:  # type: ignore[no-redef]
+        """Nothing."""
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from ibaml.answers.head import Head
 from ibaml.answers.prior import MANY, Prior, rooted
 from ibaml.answers.promises import ERRORS, LEVELS, SHOTS, WAYS, Promises
+from ibaml.extras import need
 from ibaml.heads.from_base import FromBase, Whitening, fit
 from ibaml.heads.from_data import class_folds, class_statistics
 
@@ -59,6 +59,7 @@ def calibrate(
         fitted: makes a prior of some of them; None for no prior.
         seed: deals the folds and draws the tasks.
     """
+    need("scipy", "Promises")
     classes, sizes = y.unique(return_counts=True)
     if int((sizes > _LEAST).sum()) < 2 * _FOLDS:
         return None
@@ -124,13 +125,15 @@ def _task(
 def _surest(tasks: list[tuple[np.ndarray, np.ndarray, np.ndarray]], error: float) -> float:
     """The lowest confidence from which on (and for all higher ones) as few tasks err too often
     that a share of `_RISK` explains more with a probability of 95 %."""
+    from scipy.special import bdtr
+
     broken = np.zeros(len(_GRID), int)
     for _, confidence, right in tasks:
         at = np.searchsorted(_GRID, confidence, side="right") - 1
         answered = np.bincount(at, minlength=len(_GRID))[::-1].cumsum()[::-1]
         wrong = np.bincount(at, weights=~right, minlength=len(_GRID))[::-1].cumsum()[::-1]
         broken += wrong > error * answered
-    kept = binom.cdf(broken, len(tasks), _RISK) <= 0.05
+    kept = bdtr(broken, len(tasks), _RISK) <= 0.05
     bad = np.flatnonzero(~kept)
     first = 0 if not len(bad) else int(bad[-1]) + 1
     return float(_GRID[first]) if first < len(_GRID) else 2.0
