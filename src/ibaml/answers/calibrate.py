@@ -17,10 +17,11 @@ from ibaml.extras import need
 from ibaml.heads.from_base import FromBase, Whitening, fit
 from ibaml.heads.from_data import class_folds, class_statistics
 
-_FOLDS, _TASKS, _QUERIES = 3, 150, 10  # tasks of each size over all folds; queries of each class
+_FOLDS, _TASKS, _QUERIES = 3, 100, 10  # tasks of each size in each fold; queries of each class
 _LEAST = 2  # queries of each class
 _RISK = 0.05  # of the tasks may break a promise
-_GRID = np.linspace(0, 1, 101)
+_GRID = 1 - np.geomspace(1, 1e-4, 121)  # of confidences
+_Answered = tuple[np.ndarray, np.ndarray, np.ndarray]  # scores, confidences, whether right
 
 
 def fit_prior(x: Tensor, y: Tensor, name: str = "own", seed: int = 0) -> Prior:
@@ -60,37 +61,38 @@ def calibrate(
         seed: deals the folds and draws the tasks.
     """
     need("scipy", "Promises")
-    classes, sizes = y.unique(return_counts=True)
+    sizes = y.unique(return_counts=True)[1]
     if int((sizes > _LEAST).sum()) < 2 * _FOLDS:
         return None
-    folds = [(torch.zeros(0), classes)] if fitted is None else class_folds(y, _FOLDS, seed)
+    folds = class_folds(y, _FOLDS, seed)
     lengths: list[float] = []
-    answers: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+    answers: dict[tuple[int, int], list[list[_Answered]]] = {}
     rng = np.random.default_rng(seed)
     total = len(folds) * len(WAYS) * len(SHOTS)
     for number, (kept, left_out) in enumerate(folds):
         prior = None
-        here, labels = x, y
+        rows = torch.isin(y, kept)
+        here, labels = x[~rows], y[~rows]
         if fitted is not None:
-            rows = torch.isin(y, kept)
             prior = fitted(x[rows], y[rows])
-            here, labels = prior.mapped(x[~rows]), y[~rows]
+            here = prior.mapped(here)
             prior = prior.done
         members = {int(c): (labels == c).nonzero()[:, 0].numpy() for c in left_out}
-        alone = Prior.of_support(here, labels, len(members)) if prior is None else prior
+        index = labels.unique(return_inverse=True)[1]
+        alone = Prior.of_support(here, index, len(members)) if prior is None else prior
         z = alone.mapped(here)
         lengths += [float(z[torch.from_numpy(m)].mean(0).square().sum()) for m in members.values()]
         for i, ways in enumerate(WAYS):
             for j, shots in enumerate(SHOTS):
                 on_step(number * len(WAYS) * len(SHOTS) + i * len(SHOTS) + j, total)
-                done = answers.setdefault((i, j), [])
-                for _ in range(_TASKS // len(folds)):
-                    done.append(_task(prior, here, members, ways, shots, rng))
+                done = [_task(prior, here, members, ways, shots, rng) for _ in range(_TASKS)]
+                answers.setdefault((i, j), []).append(done)
     scores = np.empty((len(WAYS), len(SHOTS), len(LEVELS)))
     confidence = np.empty((len(WAYS), len(SHOTS), len(ERRORS)))
-    for at, tasks in answers.items():
-        scores[at] = np.quantile(np.concatenate([task[0] for task in tasks]), LEVELS)
-        confidence[at] = [_surest(tasks, error) for error in ERRORS]
+    for at, by_fold in answers.items():
+        known = np.concatenate([task[0] for tasks in by_fold for task in tasks])
+        scores[at] = np.quantile(known, LEVELS)
+        confidence[at] = [_surest(by_fold, error) for error in ERRORS]
     on_step(total, total)
     return Promises(scores, confidence, float(np.mean(lengths)))
 
@@ -102,7 +104,7 @@ def _task(
     ways: int,
     shots: int,
     rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> _Answered:
     """Scores, confidences and correctness of the queries of one task."""
     longest = sorted((len(rows) for rows in members.values()), reverse=True)
     shots = min(shots, longest[min(ways, len(longest)) - 1] - _LEAST)
@@ -122,18 +124,20 @@ def _task(
     return total, best.values.exp().numpy(), best.indices.numpy() == asked
 
 
-def _surest(tasks: list[tuple[np.ndarray, np.ndarray, np.ndarray]], error: float) -> float:
-    """The lowest confidence from which on (and for all higher ones) as few tasks err too often
-    that a share of `_RISK` explains more with a probability of 95 %."""
+def _surest(folds: list[list[_Answered]], error: float) -> float:
+    """The lowest confidence from which on (and for all higher ones) in every fold, of other
+    classes, as few tasks err too often that a share of `_RISK` explains more with 95 %."""
     from scipy.special import bdtr
 
-    broken = np.zeros(len(_GRID), int)
-    for _, confidence, right in tasks:
-        at = np.searchsorted(_GRID, confidence, side="right") - 1
-        answered = np.bincount(at, minlength=len(_GRID))[::-1].cumsum()[::-1]
-        wrong = np.bincount(at, weights=~right, minlength=len(_GRID))[::-1].cumsum()[::-1]
-        broken += wrong > error * answered
-    kept = bdtr(broken, len(tasks), _RISK) <= 0.05
+    kept = np.ones(len(_GRID), bool)
+    for tasks in folds:
+        broken = np.zeros(len(_GRID), int)
+        for _, confidence, right in tasks:
+            at = np.searchsorted(_GRID, confidence, side="right") - 1
+            answered = np.bincount(at, minlength=len(_GRID))[::-1].cumsum()[::-1]
+            wrong = np.bincount(at, weights=~right, minlength=len(_GRID))[::-1].cumsum()[::-1]
+            broken += wrong > error * answered
+        kept &= bdtr(broken, len(tasks), _RISK) <= 0.05
     bad = np.flatnonzero(~kept)
     first = 0 if not len(bad) else int(bad[-1]) + 1
     return float(_GRID[first]) if first < len(_GRID) else 2.0
