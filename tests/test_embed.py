@@ -364,6 +364,7 @@ def test_it_is_a_transformer_of_scikit_learn(tmp_path):
     labels = ["a", "b"] * 3
     fitted = clone(pipeline).fit(paths, labels)
     assert list(fitted.predict(np.array(paths))) == labels
+    assert list(fitted.predict(np.array(paths)[:, None])) == labels
     copy = pickle.loads(pickle.dumps(fitted))
     assert list(copy.predict(paths)) == labels
     assert len(pickle.dumps(fitted)) < 100_000  # without the network

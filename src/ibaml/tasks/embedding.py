@@ -433,7 +433,8 @@ def _several(images: Any) -> Sequence[Any]:
         return [images]
     if isinstance(images, Tensor | np.ndarray) and images.ndim in (2, 3) and _numbers(images):
         return [images]
-    items = list(images)
+    items = list(images.ravel() if isinstance(images, np.ndarray) and images.dtype.kind in "OUS"
+                 else images)  # fmt: skip
     if not items:
         raise DataError("there is no image to embed")
     return items
