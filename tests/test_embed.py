@@ -8,6 +8,7 @@ import json
 import pickle
 import sqlite3
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +265,20 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last(monkeypatch):
     left = vectors.get([*keys, b"new"])
     assert set(keys[:3]) | {b"new"} <= set(left)
     assert len(left) == 9
+
+
+def test_many_threads_may_use_the_cache_at_once():
+    def use(number: int) -> bool:
+        mine = store.Vectors("x", "d" * 24, 3)
+        keys = [bytes([number, i]) for i in range(5)]
+        for i, key in enumerate(keys):
+            mine.put({key: np.array([number, i, 0], np.float32), b"shared": np.zeros(3, "f4")})
+        found = mine.get([*keys, b"shared"])
+        return mine.usable and [found[key][0] for key in keys] == [number] * 5 and len(found) == 6
+
+    with ThreadPoolExecutor(8) as pool, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert all(pool.map(use, range(8)))
 
 
 # --- a module of one's own
