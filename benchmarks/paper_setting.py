@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import shutil
 import tempfile
@@ -37,68 +38,84 @@ FITTED_ON = range(10_000, 10_100)  # validation tasks
 STATISTICS = {"batch": "batch", "own": None}  # of batch norm
 
 Settings = dict[str, Any]
-OURS: Settings = {"method": "ibaml", "adapt": "all", "solver": "polyak"}
-PLAIN: Settings = {**OURS, "solver": "descent"}
-MAML: Settings = {"method": "maml"}
-ABML: Settings = {"method": "abml"}
-LAST: Settings = {**OURS, "adapt": "last"}
-SOLVED: Settings = {**OURS, "stopping": "off", "steps": 15, "cg_steps": 50}
 EXACT: Settings = {"curvature": "energy", "block": "mean"}
-UNROLLED: Settings = {**ABML, "objective": "query", "solver": "polyak"}
+OURS: Settings = {
+    "method": "ibaml", "adapt": "all", "solver": "descent", "inner_lr": 0.03, "steps": 15,
+    "samples": 2, "lam": 0.1, "init_log_var": -9.0, "stopping": "auto", **EXACT,
+}  # fmt: skip
+MAML: Settings = {"method": "maml", "solver": "polyak", "inner_lr": 0.03}
+ABML: Settings = {"method": "abml", "solver": "polyak", "inner_lr": 0.03}
+LAST: Settings = {**OURS, "adapt": "last"}
+GGN: Settings = {"curvature": "ggn", "block": "all"}
+SOLVED: Settings = {**OURS, "stopping": "off", "cg_steps": 50}
+UNROLLED: Settings = {
+    **ABML, "solver": "descent", "objective": "query", "steps": 15, "samples": 2,
+    "init_log_var": -9.0,
+}  # fmt: skip
+
+
+def beta(shots: int) -> float:
+    """β of λ = 0.1 at ρ = −9, for methods that know only β."""
+    return 0.1 * 5 * shots * math.exp(-9)
+
 
 # arm: its settings, and the neighbor it is compared with
 ARMS: dict[str, tuple[Settings, str]] = {
     "iBaML": (OURS, "MAML"),
     "MAML": (MAML, ""),
     "ABML": (ABML, "MAML"),
-    # the step size: fixed, or Polyak's
-    "alpha 0.1": ({**PLAIN, "inner_lr": 0.1, "steps": 15}, "iBaML"),
-    "alpha 0.03": ({**PLAIN, "inner_lr": 0.03, "steps": 15}, "iBaML"),
-    "alpha 0.01": ({**PLAIN, "inner_lr": 0.01, "steps": 15}, "iBaML"),
-    "alpha up to 1": ({**OURS, "inner_lr": 1.0}, "iBaML"),
-    "MAML, alpha 0.03": ({**MAML, "inner_lr": 0.03}, "MAML"),
-    "MAML, alpha 0.01": ({**MAML, "inner_lr": 0.01}, "MAML"),
-    "MAML, Polyak": ({**MAML, "solver": "polyak"}, "MAML"),
-    "MAML, Polyak, K 15": ({**MAML, "solver": "polyak", "steps": 15}, "MAML, Polyak"),
-    "ABML, alpha 0.03": ({**ABML, "inner_lr": 0.03}, "ABML"),
-    "ABML, alpha 0.01": ({**ABML, "inner_lr": 0.01}, "ABML"),
-    "ABML, Polyak": ({**ABML, "solver": "polyak"}, "ABML"),
+    # the step size: fixed, or Polyak's up to a limit
+    "alpha 0.1": ({**OURS, "inner_lr": 0.1}, "iBaML"),
+    "alpha 0.01": ({**OURS, "inner_lr": 0.01}, "iBaML"),
+    "Polyak up to 0.03": ({**OURS, "solver": "polyak"}, "iBaML"),
+    "Polyak up to 0.1": ({**OURS, "solver": "polyak", "inner_lr": 0.1}, "iBaML"),
+    "MAML, alpha 0.1": ({**MAML, "solver": "descent", "inner_lr": 0.1}, "MAML"),
+    "MAML, alpha 0.03": ({**MAML, "solver": "descent"}, "MAML"),
+    "MAML, alpha 0.01": ({**MAML, "solver": "descent", "inner_lr": 0.01}, "MAML"),
+    "MAML, Polyak up to 0.1": ({**MAML, "inner_lr": 0.1}, "MAML"),
+    "MAML, K 15": ({**MAML, "steps": 15}, "MAML"),
+    "ABML, alpha 0.03": ({**ABML, "solver": "descent"}, "ABML"),
+    "ABML, alpha 0.01": ({**ABML, "solver": "descent", "inner_lr": 0.01}, "ABML"),
+    "ABML, Polyak up to 0.1": ({**ABML, "inner_lr": 0.1}, "ABML"),
+    "ABML, beta 1e-4": ({**ABML, "beta": 1e-4}, "ABML"),
     # the rule alone
     "first order": ({**OURS, "stopping": "1e6"}, "iBaML"),
-    "unrolled": ({**UNROLLED, "steps": 15}, "iBaML"),
-    "implicit, exact": ({**SOLVED, **EXACT}, "iBaML"),
-    "implicit, Gauss-Newton": ({**SOLVED, "curvature": "ggn"}, "iBaML"),
-    "K-aware, Gauss-Newton": (
-        {**OURS, "curvature": "ggn", "stopping": "auto", "steps": 15},
-        "iBaML",
-    ),
+    "unrolled": (UNROLLED, "iBaML"),
+    "implicit, exact": (SOLVED, "iBaML"),
+    "implicit, Gauss-Newton": ({**SOLVED, **GGN}, "iBaML"),
+    "K-aware, Gauss-Newton": ({**OURS, **GGN}, "iBaML"),
     # K
     "K 5": ({**OURS, "steps": 5}, "iBaML"),
     "K 10": ({**OURS, "steps": 10}, "iBaML"),
     "K 50": ({**OURS, "steps": 50}, "iBaML"),
     # the settings, one by one
-    "lambda 0.1": ({**OURS, "lam": 0.1}, "iBaML"),
-    "lambda 0.5": ({**OURS, "lam": 0.5}, "iBaML"),
-    "lambda 2": ({**OURS, "lam": 2.0}, "iBaML"),
-    "lambda 0.1, rho -7": ({**OURS, "lam": 0.1, "init_log_var": -7.0}, "lambda 0.1"),
+    "lambda 0.03": ({**OURS, "lam": 0.03}, "iBaML"),
+    "lambda 0.3": ({**OURS, "lam": 0.3}, "iBaML"),
+    "lambda 1": ({**OURS, "lam": 1.0}, "iBaML"),
+    "rho -7": ({**OURS, "init_log_var": -7.0}, "iBaML"),
     "predictive": ({**OURS, "objective": "predictive"}, "iBaML"),
-    "2 samples": ({**OURS, "samples": 2}, "iBaML"),
+    "4 samples": ({**OURS, "samples": 4}, "iBaML"),
     "meta-lr 0.001": ({**OURS, "meta_lr": 0.001}, "iBaML"),
     "meta-lr 0.01": ({**OURS, "meta_lr": 0.01}, "iBaML"),
-    "MAML, meta-lr 0.001": ({**MAML, "meta_lr": 0.001}, "MAML"),
     "t learned": ({**OURS, "temperature": "learned"}, "iBaML"),
-    "point": ({**OURS, "method": "imaml"}, "iBaML"),
+    "point": (
+        {"method": "imaml", "adapt": "all", "inner_lr": 0.03, "steps": 15, "lam": 0.1,
+         "curvature": "energy", "stopping": "auto"}, "iBaML",
+    ),
     # between head and all
     "last block": (LAST, "iBaML"),
     "last block, K 50": ({**LAST, "steps": 50}, "last block"),
     "head": ({"method": "ibaml"}, "last block"),
-}
+}  # fmt: skip
 
 
 def meta_train(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """Train an arm, score it; a row of the results."""
     torch.set_num_threads(1)
     iterations = given.train_tasks // given.batch
+    chosen = ARMS[name][0]
+    if name == "unrolled":
+        chosen = {**chosen, "beta": beta(given.shots)}
     settings = resolve(
         {
             "data": given.data, "splits": given.splits, "shots": given.shots,
@@ -106,7 +123,7 @@ def meta_train(name: str, given: argparse.Namespace) -> dict[str, Any]:
             "tasks": given.batch, "seed": given.seed, "val_every": iterations, "keep": 1,
             "log_every": max(1, iterations // 20), "checkpoint_every": iterations,
             "device": given.device, "precision": given.precision, "tensorboard": False,
-            "temperature": "fitted", **ARMS[name][0],
+            "temperature": "fitted", **chosen,
         }
     )  # fmt: skip
     folder = Path(tempfile.mkdtemp()) / "run"

@@ -8,6 +8,7 @@ import json
 import pickle
 import sqlite3
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +35,13 @@ from ibaml.tasks import (
 from ibaml.tasks import vectors as store
 from ibaml.tasks.cache import clear, entries
 from ibaml.tasks.images import ImageError, open_picture
+from ibaml.tasks.networks import Known
 from ibaml.tasks.sources.embedded import embedded
 from ibaml.training import resolve
 
 runner = CliRunner()
 QUICK = "efficientnet_lite0"
+pytest.importorskip(PRETRAINED[QUICK].wheel)
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +226,7 @@ def test_what_was_embedded_is_not_embedded_again(tmp_path, monkeypatch):
     first = ibaml.Embed(QUICK)([tmp_path / "a.png"])
     (tmp_path / "another name").write_bytes((tmp_path / "a.png").read_bytes())
     assert [entry.name for entry in entries()] == [f"embeddings-{QUICK}"]
-    monkeypatch.setattr(ibaml.Embed, "_forward", never)
+    monkeypatch.setattr(Known, "vectors", never)
     assert np.array_equal(ibaml.Embed(QUICK)([tmp_path / "another name"]), first)
     with pytest.raises(AssertionError):
         ibaml.Embed(QUICK, cache=False)([tmp_path / "a.png"])
@@ -262,6 +265,20 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last(monkeypatch):
     left = vectors.get([*keys, b"new"])
     assert set(keys[:3]) | {b"new"} <= set(left)
     assert len(left) == 9
+
+
+def test_many_threads_may_use_the_cache_at_once():
+    def use(number: int) -> bool:
+        mine = store.Vectors("x", "d" * 24, 3)
+        keys = [bytes([number, i]) for i in range(5)]
+        for i, key in enumerate(keys):
+            mine.put({key: np.array([number, i, 0], np.float32), b"shared": np.zeros(3, "f4")})
+        found = mine.get([*keys, b"shared"])
+        return mine.usable and [found[key][0] for key in keys] == [number] * 5 and len(found) == 6
+
+    with ThreadPoolExecutor(8) as pool, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert all(pool.map(use, range(8)))
 
 
 # --- a module of one's own
@@ -364,6 +381,7 @@ def test_it_is_a_transformer_of_scikit_learn(tmp_path):
     labels = ["a", "b"] * 3
     fitted = clone(pipeline).fit(paths, labels)
     assert list(fitted.predict(np.array(paths))) == labels
+    assert list(fitted.predict(np.array(paths)[:, None])) == labels
     copy = pickle.loads(pickle.dumps(fitted))
     assert list(copy.predict(paths)) == labels
     assert len(pickle.dumps(fitted)) < 100_000  # without the network

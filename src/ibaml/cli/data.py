@@ -267,7 +267,7 @@ def cache(
         bool, typer.Option("--clear", help="Remove them; they are decoded again when needed.")
     ] = False,
 ) -> None:
-    """List the decoded datasets and embeddings on this disk, or remove them."""
+    """List decoded datasets and embeddings on disk, or remove them."""
     from ibaml.tasks import cache as store
 
     with errors_as_sentences():

@@ -14,7 +14,7 @@ from ibaml.cli.data import decoding
 from ibaml.cli.screen import errors_as_sentences, say
 from ibaml.words import PRETRAINED
 
-_HELP = """Embed photographs with a pre-trained network; the result is an .npz of vectors.
+_HELP = """Make vectors of photographs with a pre-trained network.
 
     The class of a photograph is the innermost folder that holds it. Photographs that cannot be
     read are named and left out. Nothing is computed twice: vectors are kept in the cache.

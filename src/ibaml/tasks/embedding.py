@@ -5,41 +5,30 @@ A named backbone's vectors are kept in the cache, by the content of the picture.
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ibaml.backbones import DEFAULT, Pretrained, pretrained
-from ibaml.extras import need
+from ibaml.backbones import DEFAULT, pretrained
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.images import ImageError, open_picture, picture_of, plain, read_file
+from ibaml.tasks.networks import Known, Own, Transform
 from ibaml.tasks.vectors import Vectors, key_of
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 Progress = Callable[[int, int], None]  # arguments: pictures done so far, pictures in all
-Transform = Callable[["Image.Image"], Tensor]
 Content: TypeAlias = bytes | np.ndarray
 
-_PREPARATION = 1  # part of the cache's address: raise it when prepared pictures change
-_SIDE, _CROP = 224, 1.0  # for a module without a transform
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as most weights expect
 _IN_CACHE = 2  # pictures that a CPU's cache holds: more at once take longer each
 _Opened: TypeAlias = tuple[bytes | None, Tensor | np.ndarray]
 _Batch: TypeAlias = tuple[list[int], np.ndarray, dict[int, str]]
-_LOADING = Lock()
 _PARAMETERS = ("backbone", "transform", "batch_size", "device", "cache", "progress")
 
 
@@ -128,15 +117,7 @@ class Embed:
     @property
     def features(self) -> int:
         """Numbers in a vector."""
-        if self._known is not None:
-            return self._known.features
-        if "_width" not in self.__dict__:
-            need("PIL")
-            from PIL import Image
-
-            blank = self._prepared(Image.new("RGB", (256, 256)))
-            self._width = int(self._forward(blank[None]).shape[1])
-        return self._width
+        return self._network.features
 
     # --- what is kept with a run or a file ------------------------------------------------------
 
@@ -155,13 +136,7 @@ class Embed:
     @property
     def digest(self) -> str:
         """Of the weights, and of how pictures are prepared for a named backbone."""
-        if self._known is not None:
-            return hashlib.sha256(f"{_PREPARATION} {self._known}".encode()).hexdigest()
-        digest = hashlib.sha256()
-        for name, value in self._network.state_dict().items():
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
+        return self._network.digest
 
     @classmethod
     def read(
@@ -234,7 +209,7 @@ class Embed:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is made again: a named network is loaded when it is needed."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("_loaded", "_store")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_made", "_store")}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Embed) and self.described() == other.described()
@@ -243,7 +218,8 @@ class Embed:
         return hash(self.name)
 
     def __repr__(self) -> str:
-        return f"Embed({self.name!r})" if self._known else f"Embed({self.name}(…))"
+        own = isinstance(self.backbone, nn.Module)
+        return f"Embed({self.name}(…))" if own else f"Embed({self.name!r})"
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -262,27 +238,20 @@ class Embed:
             raise ValueError(f"batch_size must be 1 or more, got {self.batch_size!r}")
 
     @property
-    def _known(self) -> Pretrained | None:
-        return pretrained(self.backbone) if isinstance(self.backbone, str) else None
-
-    @property
-    def _network(self) -> nn.Module:
-        if not isinstance(self.backbone, str):
-            return self.backbone
-        with _LOADING:
-            if "_loaded" not in self.__dict__:
-                net: nn.Module = pretrained(self.backbone).load().to(self.device)
-                for weight in net.parameters():  # much faster on a CPU
-                    if weight.dim() == 4:
-                        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
-                self._loaded = net
-            return self._loaded
+    def _network(self) -> Known | Own:
+        if "_made" not in self.__dict__:
+            own = self.backbone
+            self._made: Known | Own = (
+                Known(pretrained(own), self.device) if isinstance(own, str)
+                else Own(own, self.transform_picture)
+            )  # fmt: skip
+        return self._made
 
     def _batches(self, contents: Iterable[Callable[[], tuple[str, Content]]]) -> Iterator[_Batch]:
         """Rows, their vectors, and failures. On a CPU, threads embed a few pictures each; else
         pictures are decoded while the network runs on those before them."""
         numbered, threads = enumerate(contents), torch.get_num_threads()
-        apart = self._known is not None and torch.device(self.device).type == "cpu"
+        apart = self._network.on_cpu
         size = _IN_CACHE if apart else self.batch_size
         waiting: deque[Callable[[], _Batch]] = deque()
         try:
@@ -313,9 +282,10 @@ class Embed:
             key = key_of(found)
             if (known := store.get([key]).get(key)) is not None:
                 return key, known
+        net = self._network
         if isinstance(found, bytes):
-            return key, self._prepared(open_picture(found, name, least=self._least))
-        return key, self._prepared(picture_of(found))
+            return key, net.prepared(open_picture(found, name, least=net.least))
+        return key, net.prepared(picture_of(found))
 
     def _embedded(self, batch: Sequence[tuple[int, Callable[[], _Opened]]]) -> _Batch:
         vectors = np.full((len(batch), self.features), np.nan, np.float32)
@@ -335,7 +305,7 @@ class Embed:
             shapes = {tuple(x.shape) for _, _, x in new}
             if len(shapes) > 1:
                 raise DataError(f"transform returned tensors of different shapes: {shapes}")
-            made = self._forward(torch.stack([x for _, _, x in new]))
+            made = self._network.vectors(torch.stack([x for _, _, x in new]))
             vectors[[at for at, _, _ in new]] = made
             keep = {key: v for (_, key, _), v in zip(new, made, strict=True) if key is not None}
             if keep and self._vectors is not None:
@@ -344,74 +314,11 @@ class Embed:
 
     @property
     def _vectors(self) -> Vectors | None:
-        if not self.cache or self._known is None:
+        if not self.cache or not isinstance(self._network, Known):
             return None
         if "_store" not in self.__dict__:
-            self._store = Vectors(self._known.name, self.digest, self._known.features)
+            self._store = Vectors(self.name, self.digest, self.features)
         return self._store
-
-    @property
-    def _least(self) -> int | None:
-        """The side that a picture needs; twice of what is read, so that resizing stays exact."""
-        return 2 * round(self._known.side / self._known.crop) if self._known else None
-
-    def _prepared(self, picture: Image.Image) -> Tensor:
-        """What the network reads of a picture: uint8 (3, side, side), or what transform returns."""
-        if self._known is not None:
-            return _middle(picture, self._known.side, self._known.crop)
-        if self.transform_picture is None:
-            x = _middle(picture, _SIDE, _CROP).float() / 255
-            return (x - torch.tensor(_MEAN).view(3, 1, 1)) / torch.tensor(_STD).view(3, 1, 1)
-        x = self.transform_picture(picture)
-        if not isinstance(x, Tensor) or x.dim() != 3:
-            what = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"transform must return a tensor (C, H, W), got {what}")
-        return x
-
-    @torch.no_grad()
-    def _forward(self, x: Tensor) -> np.ndarray:
-        net = self._network
-        if (known := self._known) is not None:
-            x = x.to(self.device).to(memory_format=torch.channels_last)
-            y = net((x.float() - known.mean) / known.deviation)
-        else:
-            if (like := next(net.parameters(), None)) is not None:
-                x = x.to(like.device, like.dtype)
-            with _evaluating(net):
-                y = net(x)
-        if not isinstance(y, Tensor) or y.dim() not in (2, 4):
-            what = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
-            raise TypeError(
-                f"{self.name} must return vectors (n, d) or maps (n, C, H, W), got {what}"
-            )
-        vectors: np.ndarray = (y.mean((2, 3)) if y.dim() == 4 else y).float().cpu().numpy()
-        if not np.isfinite(vectors).all():
-            raise DataError(f"{self.name} returned a NaN or an infinity")
-        return vectors
-
-
-@contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
-    """A module in evaluation mode; the mode of each of its parts is restored."""
-    modes = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
-def _middle(picture: Image.Image, side: int, crop: float) -> Tensor:
-    """The middle square of a picture, ``crop`` of its shorter side, as uint8 (3, side, side)."""
-    from PIL import Image
-
-    width, height = picture.size
-    seen = max(1, round(crop * min(width, height)))
-    left, top = (width - seen) // 2, (height - seen) // 2
-    middle = picture.crop((left, top, left + seen, top + seen))
-    small = middle.resize((side, side), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(small).transpose(2, 0, 1))
 
 
 def _content(one: Any) -> Callable[[], tuple[str, Content]]:
@@ -433,7 +340,8 @@ def _several(images: Any) -> Sequence[Any]:
         return [images]
     if isinstance(images, Tensor | np.ndarray) and images.ndim in (2, 3) and _numbers(images):
         return [images]
-    items = list(images)
+    items = list(images.ravel() if isinstance(images, np.ndarray) and images.dtype.kind in "OUS"
+                 else images)  # fmt: skip
     if not items:
         raise DataError("there is no image to embed")
     return items
