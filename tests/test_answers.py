@@ -36,7 +36,7 @@ def drawn(classes: int, each: int, seed: int) -> tuple[torch.Tensor, torch.Tenso
 
 @pytest.fixture(scope="module")
 def prior() -> Prior:
-    return fit_prior(*drawn(40, 25, 0), "drawn")
+    return fit_prior(*drawn(30, 25, 0), "drawn", tasks=60)
 
 
 @pytest.fixture
@@ -143,8 +143,8 @@ def test_a_run_on_vectors_is_a_prior(tmp_path):
     """It answers as the run itself does."""
     x, y = drawn(30, 12, 13)
     np.savez(tmp_path / "vectors.npz", x=3 * x.numpy() + 7, y=y.numpy())
-    train(resolve({"data": str(tmp_path / "vectors.npz"), "ways": 3, "queries": 5, "iterations": 0}),
-          tmp_path / "run")  # fmt: skip
+    settings = {"data": str(tmp_path / "vectors.npz"), "ways": 3, "queries": 5, "iterations": 0}
+    train(resolve(settings), tmp_path / "run")
     learner, new = ibaml.load(tmp_path / "run"), 3 * drawn(3, 6, 14)[0] + 7
     shown, labels = new[::2], torch.arange(3).repeat_interleave(3)
     posterior = learner.adapt(learner.inputs(shown.numpy()), labels)
@@ -190,6 +190,16 @@ def test_sure_answers_keep_their_promise(prior):
         broken.append(wrong.sum() > 0.05 * sure.sum())
         assert sure.mean() > 0.2
     assert np.mean(broken) <= 0.1
+
+
+def test_classes_of_few_examples_promise_what_they_can():
+    x, y = drawn(12, 25, 15)
+    few = (torch.arange(len(y)) % 25 < 4) | (y < 7)
+    uneven = fit_prior(x[few], y[few], tasks=2)
+    assert uneven.promises is not None
+    assert uneven.promises.sure(0.05, 5, 1) > 1  # too few tasks for a promise
+    pairs = torch.arange(len(y)) % 25 < 2
+    assert fit_prior(x[pairs], y[pairs], tasks=2).promises is None
 
 
 def test_tables_are_between_the_measured_sizes_what_lies_between():

@@ -64,7 +64,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         if len(found) < 2:
             raise ValueError("meta_fit learns how classes differ: y has one class, and needs two")
         vectors = torch.tensor(X, dtype=torch.float32)
-        self.prior_: Prior | None = fit_prior(vectors, torch.from_numpy(index), "meta_fit")
+        self.prior_: Prior | None = fit_prior(
+            vectors, torch.from_numpy(index), "meta_fit", tasks=60
+        )
         self.met_ = True
         return self
 

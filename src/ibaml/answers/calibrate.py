@@ -24,13 +24,13 @@ _GRID = 1 - np.geomspace(1, 1e-4, 121)  # of confidences
 _Answered = tuple[np.ndarray, np.ndarray, np.ndarray]  # scores, confidences, whether right
 
 
-def fit_prior(x: Tensor, y: Tensor, name: str = "own", seed: int = 0) -> Prior:
+def fit_prior(x: Tensor, y: Tensor, name: str = "own", seed: int = 0, tasks: int = _TASKS) -> Prior:
     """A prior of base classes, with promises if they are enough.
 
     Args:
         x, y: vectors (n, F) and integer labels, of two classes or more.
         name: as it is shown.
-        seed: see `calibrate`.
+        seed, tasks: see `calibrate`.
     """
     root = x.shape[1] >= MANY and bool((x >= 0).all())
     found = fit(rooted(x) if root else x, y, seed=seed)
@@ -42,7 +42,7 @@ def fit_prior(x: Tensor, y: Tensor, name: str = "own", seed: int = 0) -> Prior:
         part = FromBase(shape.center, map, between, found.scalars, None)
         return Prior.of_base(part, name, root)
 
-    promises = calibrate(x, y, again, seed)
+    promises = calibrate(x, y, again, seed, tasks)
     return Prior.of_base(found, name, root, promises=promises)
 
 
@@ -51,7 +51,7 @@ def calibrate(
     y: Tensor,
     fitted: Callable[[Tensor, Tensor], Prior] | None,
     seed: int = 0,
-    on_step: Callable[[int, int], None] = lambda done, total: None,
+    tasks: int = _TASKS,
 ) -> Promises | None:
     """Promises for a prior, or without one; None if there are too few classes or examples.
 
@@ -59,17 +59,20 @@ def calibrate(
         x, y: the base classes, (n, F) and integer labels.
         fitted: makes a prior of some of them; None for no prior.
         seed: deals the folds and draws the tasks.
+        tasks: of each size in each fold; with fewer than 59 no answer is sure.
     """
     need("scipy", "Promises")
-    sizes = y.unique(return_counts=True)[1]
-    if int((sizes > _LEAST).sum()) < 2 * _FOLDS:
+    classes, sizes = y.unique(return_counts=True)
+    large = classes[sizes > _LEAST]
+    if len(large) < 2 * _FOLDS:
         return None
+    used = torch.isin(y, large)
+    x, y = x[used], y[used]
     folds = class_folds(y, _FOLDS, seed)
     lengths: list[float] = []
     answers: dict[tuple[int, int], list[list[_Answered]]] = {}
     rng = np.random.default_rng(seed)
-    total = len(folds) * len(WAYS) * len(SHOTS)
-    for number, (kept, left_out) in enumerate(folds):
+    for kept, left_out in folds:
         prior = None
         rows = torch.isin(y, kept)
         here, labels = x[~rows], y[~rows]
@@ -84,16 +87,14 @@ def calibrate(
         lengths += [float(z[torch.from_numpy(m)].mean(0).square().sum()) for m in members.values()]
         for i, ways in enumerate(WAYS):
             for j, shots in enumerate(SHOTS):
-                on_step(number * len(WAYS) * len(SHOTS) + i * len(SHOTS) + j, total)
-                done = [_task(prior, here, members, ways, shots, rng) for _ in range(_TASKS)]
+                done = [_task(prior, here, members, ways, shots, rng) for _ in range(tasks)]
                 answers.setdefault((i, j), []).append(done)
     scores = np.empty((len(WAYS), len(SHOTS), len(LEVELS)))
     confidence = np.empty((len(WAYS), len(SHOTS), len(ERRORS)))
     for at, by_fold in answers.items():
-        known = np.concatenate([task[0] for tasks in by_fold for task in tasks])
+        known = np.concatenate([task[0] for fold in by_fold for task in fold])
         scores[at] = np.quantile(known, LEVELS)
         confidence[at] = [_surest(by_fold, error) for error in ERRORS]
-    on_step(total, total)
     return Promises(scores, confidence, float(np.mean(lengths)))
 
 
