@@ -233,6 +233,9 @@ def test_a_folder_of_other_files_is_not_written_to(tmp_path, shop):
         "predict", shop / "products", shop / "new", "--out", other
     )
     assert (other / "predictions.csv").read_text() == "mine"
+    inside = shop / "new" / "answers"
+    assert "lies in QUERIES" in refused("predict", shop / "products", shop / "new", "--out", inside)
+    assert not inside.exists()
 
 
 def test_the_commands_of_the_practitioners_page_work_as_printed(tmp_path, monkeypatch):

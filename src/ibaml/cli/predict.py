@@ -107,6 +107,12 @@ def _predict(
             raise ValueError(f"--save {save} exists: choose another name, or --force")
         if save is not None and not save.absolute().parent.is_dir():
             raise ValueError(f"--save {save}: {save.absolute().parent} is not a folder")
+        for word, folder in (("SUPPORT", support), ("QUERIES", queries)):
+            if out.resolve().is_relative_to(folder.resolve()):
+                raise ValueError(
+                    f"--out {out} lies in {word}, where its pictures would be read the next time: "
+                    "name a folder elsewhere"
+                )
         check_out(out)
         classifier = _classifier(support, prior, backbone, class_level)
         with decoding("queries") as progress:
