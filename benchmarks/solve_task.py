@@ -1,0 +1,494 @@
+"""How soon is a task solved if everything is adapted? docs/studies/paper-setting.md.
+
+    python benchmarks/solve_task.py --file pictures.zip --splits splits.json
+    python benchmarks/solve_task.py --file … --splits … --learner LEARNER.ibaml --shots 5
+
+Every solver starts at the prior of the same tasks, one task at a time, and runs until ‖∇E‖ is a
+hundredth of the start's. Its cost is counted in passes: one for every time the network is run
+(with or without its backward pass), one for every product with a curvature. The second table is
+about the linear system of the meta-gradient: products until its residual is .1 and .01.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+import ibaml
+from ibaml import Adam, Curvature, GradientDescent, MetaLearner, NaturalDescent, NewtonCG
+from ibaml.energy import TaskEnergy, detached
+from ibaml.gradient.stopping import Stopped, start_precision
+from ibaml.linalg import ConjugateGradient, LinearSolution, MatVec, Reason
+from ibaml.solve import Solver, energy_and_gradient
+from ibaml.tasks import EpisodeTasks
+
+Run = Callable[["Watched", Tensor], object]  # until `Enough`
+TARGETS = (0.1, 0.01)
+
+
+class Enough(Exception):
+    """The last target was reached, or too much was spent."""
+
+
+@dataclass
+class Trail:
+    """What was spent so far, and the smallest ‖∇E‖ that it bought."""
+
+    budget: int
+    spent: int = 0
+    began: float = field(default_factory=time.process_time)
+    first: float = math.nan
+    reached: dict[float, tuple[int, float]] = field(default_factory=dict)
+
+    def spend(self, passes: int = 1) -> None:
+        self.spent += passes
+        if self.spent > self.budget:
+            raise Enough
+
+    def see(self, gradient: Tensor) -> None:
+        size = float(gradient.norm())
+        if math.isnan(self.first):
+            self.first = size
+        for target in TARGETS:
+            if size <= target * self.first and target not in self.reached:
+                self.reached[target] = self.spent, time.process_time() - self.began
+        if len(self.reached) == len(TARGETS) or not math.isfinite(size):
+            raise Enough
+
+
+@dataclass(frozen=True)
+class Watched(TaskEnergy):
+    """An energy that keeps a trail of its passes and gradients."""
+
+    trail: Trail = field(default_factory=lambda: Trail(1000))
+
+    @classmethod
+    def of(cls, energy: TaskEnergy, budget: int) -> Watched:
+        kept = {f.name: getattr(energy, f.name) for f in fields(energy) if f.init}
+        return cls(**kept, trail=Trail(budget))
+
+    def outputs(self, v: Tensor) -> Tensor:
+        self.trail.spend()
+        return super().outputs(v)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        if v.is_leaf and v.requires_grad:
+            v.register_hook(self.trail.see)
+        return super().__call__(v)
+
+
+# --- K-FAC -----------------------------------------------------------------------------------
+
+
+class Kfac:
+    """(A ⊗ G + c)⁻¹ for convolutions and linear layers, 1/c for other weights; one task.
+
+    A = mean of aaᵀ over draws, examples and places, a a layer's input patch; G = sum of ggᵀ, g the
+    gradient in the layer's output, for every column of a square root of the loss's Hessian in the
+    network's outputs. c is the mean of the rest of H over the layer's weights.
+    """
+
+    def __init__(self, energy: TaskEnergy, v: Tensor, rest: Tensor) -> None:
+        self.layout, self.rest = energy.layout, rest
+        self.factors: dict[str, tuple[Tensor, ...]] = {}
+        for name, (a, g) in kfac_factors(energy, v).items():
+            (values_a, vectors_a), (values_g, vectors_g) = torch.linalg.eigh(a), torch.linalg.eigh(g)
+            self.factors[name] = values_a.clamp(min=0), vectors_a, values_g.clamp(min=0), vectors_g
+
+    def __call__(self, r: Tensor) -> Tensor:
+        n = self.layout.size
+        solved = self.layout.split((r / self.rest)[0, :n])
+        right, rest = self.layout.split(r[0, :n]), self.layout.split(self.rest[0, :n])
+        for name, (values_a, vectors_a, values_g, vectors_g) in self.factors.items():
+            weight, bias = f"{name}.weight", f"{name}.bias"
+            joint = torch.cat([right[weight].flatten(1), right[bias][:, None]], 1)
+            turned = vectors_g.T @ joint @ vectors_a
+            turned = turned / (values_g[:, None] * values_a + rest[weight].mean())
+            joint = vectors_g @ turned @ vectors_a.T
+            solved[weight] = joint[:, :-1].reshape(right[weight].shape)
+            solved[bias] = joint[:, -1]
+        flat = torch.cat([t.reshape(-1) for t in solved.values()])[None]
+        return torch.cat([flat, (r / self.rest)[:, n:]], 1)
+
+    def times(self, factor: float) -> Kfac:
+        """The same with A ⊗ G scaled."""
+        scaled = copy(self)
+        scaled.factors = {n: (a, va, factor * g, vg) for n, (a, va, g, vg) in self.factors.items()}
+        return scaled
+
+
+def kfac_factors(energy: TaskEnergy, v: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and G of every convolution and linear layer."""
+    layers = {
+        name: layer
+        for name, layer in energy.model.named_modules()
+        if isinstance(layer, nn.Conv2d | nn.Linear)
+    }
+    inputs: dict[str, list[Tensor]] = {name: [] for name in layers}
+    outputs: dict[str, list[Tensor]] = {name: [] for name in layers}
+    hooks = []
+    for name, layer in layers.items():
+
+        def keep(_: nn.Module, args: tuple[Tensor, ...], out: Tensor, name: str = name) -> None:
+            inputs[name].append(args[0].detach())
+            outputs[name].append(out)
+
+        hooks.append(layer.register_forward_hook(keep))
+    with torch.enable_grad():
+        plain = energy.run.plain()
+        tensors = {**energy.constants, **energy.meta.shared}
+        weights = energy.weights(v.detach().requires_grad_())
+        logits = plain(energy.model, weights, tensors, energy.x)
+    for hook in hooks:
+        hook.remove()
+    p = logits.detach().softmax(-1)  # (1, S, N, C)
+    count = p.shape[1] * p.shape[2]
+    grams = {name: [torch.zeros(())] for name in layers}
+    wanted = [out for outs in outputs.values() for out in outs]
+    for c in range(p.shape[-1]):
+        column = -p.clone()
+        column[..., c] += 1
+        column = column * (p[..., c : c + 1] / count).sqrt()
+        energy_spend(energy)
+        gradients = iter(torch.autograd.grad(logits, wanted, column, retain_graph=True))
+        for name in layers:
+            for _ in outputs[name]:
+                g = places(next(gradients))
+                grams[name].append(g.T @ g)
+    factors = {}
+    for name, layer in layers.items():
+        rows = torch.cat([patches(layer, x) for x in inputs[name]])
+        rows = torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
+        factors[name] = rows.T @ rows / len(rows), torch.stack(grams[name][1:]).sum(0)
+    return factors
+
+
+def energy_spend(energy: TaskEnergy) -> None:
+    if isinstance(energy, Watched):
+        energy.trail.spend()
+
+
+def patches(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer's rows multiply, one row per example and place."""
+    if isinstance(layer, nn.Conv2d):
+        x = nn.functional.unfold(x, layer.kernel_size, padding=layer.padding, stride=layer.stride)
+        return x.transpose(1, 2).flatten(0, 1)
+    return x
+
+
+def places(g: Tensor) -> Tensor:
+    """(N, C, …) as one row per example and place."""
+    return g.movedim(1, -1).flatten(0, -2)
+
+
+# --- solvers to try --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Conjugate gradients whose products are counted, with a preconditioner of choice."""
+
+    trail: Trail
+    solver: ConjugateGradient
+    preconditioner: Callable[[], MatVec] | None = None
+
+    def __call__(
+        self, matvec: MatVec, b: Tensor, precondition: MatVec | None = None
+    ) -> LinearSolution:
+        def counted(p: Tensor) -> Tensor:
+            self.trail.spend()
+            return matvec(p)
+
+        chosen = precondition if self.preconditioner is None else self.preconditioner()
+        return self.solver(counted, b, chosen)
+
+
+def by(solver: Solver) -> Run:
+    return solver.solve
+
+
+def newton(kind: str, steps: int = 10, tol: float = 0.3, kfac: bool = False) -> Run:
+    def run(energy: Watched, start: Tensor) -> None:
+        v = start
+        pre = (lambda: Kfac(energy, v, penalty(energy, v))) if kfac else None
+        linear = Counting(energy.trail, ConjugateGradient(steps, tol=tol), pre)
+        solver = NewtonCG(1, curvature=Curvature(kind), linear_solver=linear, halvings=10)
+        while True:
+            v = solver.solve(energy, v).value
+            energy.trail.spent -= 1  # the gradient at v was known
+
+    return run
+
+
+def penalty(energy: TaskEnergy, v: Tensor) -> Tensor:
+    """P, a diagonal."""
+    precision = energy.precision(v)
+    assert precision is not None
+    assert precision.diagonal is not None
+    return precision.diagonal.expand_as(v)
+
+
+def momentum(lr: float, mu: float, *, nesterov: bool = True, restart: bool = True) -> Run:
+    def run(energy: Watched, start: Tensor) -> None:
+        v, change = start, torch.zeros_like(start)
+        while True:
+            at = v + mu * change if nesterov else v
+            _, g = energy_and_gradient(energy, at)
+            following = mu * change - lr * g
+            if restart and float((g * following).sum()) > 0:
+                following = -lr * g
+            v, change = v + following, following
+
+    return run
+
+
+def barzilai_borwein(long: bool) -> Run:
+    def run(energy: Watched, start: Tensor) -> None:
+        v, size = start, 0.1
+        _, g = energy_and_gradient(energy, v)
+        while True:
+            s = -size * g
+            v = v + s
+            _, following = energy_and_gradient(energy, v)
+            y, g = following - g, following
+            sy = float((s * y).sum())
+            size = float((s * s).sum()) / sy if long else sy / float((y * y).sum())
+            size = min(max(size, 0.01), 10.0) if sy > 0 else 0.1
+
+    return run
+
+
+Step = Callable[[Tensor], Tensor]  # of a gradient
+
+
+def search(
+    energy: Watched, v: Tensor, value: Tensor, g: Tensor, p: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Backtrack from v + p to a sufficient decrease."""
+    slope, length = float((g * p).sum()), 1.0
+    for _ in range(12):
+        there = v + length * p
+        reached, gradient = energy_and_gradient(energy, there)
+        if float(reached) <= float(value) + 1e-4 * length * slope:
+            break
+        length /= 2
+    return there, reached, gradient
+
+
+def lbfgs(memory: int, kfac: bool = False) -> Run:
+    def run(energy: Watched, start: Tensor) -> None:
+        v = start
+        pairs: list[tuple[Tensor, Tensor]] = []
+        first: Step = Kfac(energy, v, penalty(energy, v)) if kfac else lambda r: 0.1 * r
+        value, g = energy_and_gradient(energy, v)
+        while True:
+            p = -two_loops(g, pairs, first, kfac)
+            if float((p * g).sum()) >= 0:
+                p, pairs = -first(g), []
+            there, value, following = search(energy, v, value, g, p)
+            s, y = there - v, following - g
+            v, g = there, following
+            if float((s * y).sum()) > 1e-8 * float((y * y).sum()):
+                pairs = [*pairs, (s, y)][-memory:]
+
+    return run
+
+
+def two_loops(g: Tensor, pairs: list[tuple[Tensor, Tensor]], first: Step, kfac: bool) -> Tensor:
+    weights = []
+    for s, y in reversed(pairs):
+        a = (s * g).sum() / (s * y).sum()
+        weights.append(a)
+        g = g - a * y
+    g, scale = first(g), 1.0
+    if pairs:
+        s, y = pairs[-1]
+        scale = float((s * y).sum() / (y * first(y)).sum())
+    g = scale * g
+    for (s, y), a in zip(pairs, reversed(weights), strict=True):
+        g = g + s * (a - (y * g).sum() / (s * y).sum())
+    return g
+
+
+def preconditioned(make: Callable[[Watched, Tensor], Step], every: int) -> Run:
+    """Steps −M⁻¹∇E with a line search; M is made again every few steps. The first trial length is
+    exact for E's Gauss–Newton model along the step, and costs a product."""
+
+    def run(energy: Watched, start: Tensor) -> None:
+        v, step = start, 0
+        value, g = energy_and_gradient(energy, v)
+        while True:
+            if step % every == 0:
+                inverse = make(energy, v)
+            p = -inverse(g)
+            energy.trail.spend()
+            curvature = float((p * Curvature("ggn").at(energy, v).product(p)).sum())
+            p = p * (-float((p * g).sum()) / curvature)
+            v, value, g = search(energy, v, value, g, p)
+            step += 1
+
+    return run
+
+
+def kfac_inverse(energy: Watched, v: Tensor) -> Step:
+    return Kfac(energy, v, penalty(energy, v))
+
+
+def diagonal_inverse(probes: int, energy: Watched, v: Tensor) -> Step:
+    """By Hutchinson's estimate of the Gauss–Newton matrix's diagonal."""
+    h = Curvature("ggn").at(energy, v)
+    generator = torch.Generator().manual_seed(0)
+    total = torch.zeros_like(v)
+    for _ in range(probes):
+        z = torch.randn(v.shape, generator=generator).sign().to(v)
+        energy.trail.spend()
+        total += z * (h.product(z) - penalty(energy, v) * z)
+    diagonal = (total / probes).abs() + penalty(energy, v)
+    return lambda g: g / diagonal
+
+
+def solvers() -> dict[str, Run]:
+    many = 100_000
+    return {
+        **{f"descent, α {a:g}": by(GradientDescent(many, a)) for a in (0.03, 0.1, 0.3)},
+        "natural, α 0.1": by(NaturalDescent(many, 0.1)),
+        **{f"Adam, {a:g}": by(Adam(many, a)) for a in (0.003, 0.01, 0.03)},
+        "Newton–CG, Gauss–Newton": newton("ggn"),
+        "Newton–CG, Gauss–Newton, K-FAC": newton("ggn", kfac=True),
+        "Newton–CG, exact": newton("energy"),
+        **{f"Nesterov, α 0.1, {mu:g}": momentum(0.1, mu) for mu in (0.5, 0.7, 0.9)},
+        "Nesterov, α 0.1, 0.7, no restart": momentum(0.1, 0.7, restart=False),
+        "heavy ball, α 0.1, 0.7": momentum(0.1, 0.7, nesterov=False),
+        "Barzilai–Borwein, long": barzilai_borwein(True),
+        "Barzilai–Borwein, short": barzilai_borwein(False),
+        "L-BFGS, 5": lbfgs(5),
+        "L-BFGS, 20": lbfgs(20),
+        "L-BFGS, 20, K-FAC first": lbfgs(20, kfac=True),
+        "diagonal, 3 probes, once in 5": preconditioned(partial(diagonal_inverse, 3), 5),
+        "K-FAC": preconditioned(kfac_inverse, 1),
+        "K-FAC, once in 5": preconditioned(kfac_inverse, 5),
+    }
+
+
+# --- the measurement -------------------------------------------------------------------------
+
+
+def problems(
+    learner: MetaLearner, tasks: EpisodeTasks, count: int
+) -> Iterator[tuple[TaskEnergy, TaskEnergy, Tensor]]:
+    """Energies of support and query set and the start, a task at a time."""
+    for key in range(count):
+        (batch,) = tasks.batches("val", [key])
+        batch = batch.to(learner.reference.device)
+        support, query = learner.problem(batch, 0)
+        start = learner.belief.start(support.meta.prior, 1).detach()
+        yield detached(support), detached(query), start
+
+
+def systems(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> None:
+    """Products until the residual of the meta-gradient's linear system is .1 and .01."""
+    solutions: dict[str, list[tuple[LinearSolution, LinearSolution]]] = {}
+    for support, query, start in problems(learner, tasks, count):
+        for steps, stopping, kind in (
+            (15, "auto", "energy"), (15, "auto", "ggn"), (50, "auto", "energy"),
+            (15, None, "ggn"), (50, None, "ggn"),
+        ):  # fmt: skip
+            descent = GradientDescent(steps, 0.1)
+            solution = descent.solve(support, start)
+            v = solution.value
+            delta = start_precision(stopping, support, descent, solution)
+            delta = torch.zeros_like(v) if delta is None else delta
+            block = "mean" if kind == "energy" and not isinstance(learner.belief, ibaml.Point) else "all"
+            h = Stopped(Curvature(kind, block=block).at(support, v), delta)
+            _, b = energy_and_gradient(query, v)
+            rest = penalty(support, v) + delta
+            kfac = Kfac(support, v, rest)
+            rule = "K-aware" if stopping else "implicit"
+            for name, inverse in {
+                "no preconditioner": None, "P + δ": h.precondition, "K-FAC": kfac,
+                "K-FAC / 10": kfac.times(0.1), "10 K-FAC": kfac.times(10.0),
+            }.items():  # fmt: skip
+                both = [ConjugateGradient(200, tol=t)(h.product, b, inverse) for t in TARGETS]
+                solutions.setdefault(f"{rule}, {kind}, K = {steps}: {name}", []).append(tuple(both))
+    print(f"\n{'linear system':44} {'to .1':>6} {'to .01':>6}   unsolved")
+    for name, pairs in solutions.items():
+        steps = " ".join(f"{median(int(p[i].steps) for p in pairs):6.0f}" for i in range(2))
+        failed = sum(int(p[1].reason) != Reason.CONVERGED for p in pairs)
+        print(f"{name:44} {steps}   {failed} of {len(pairs)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--file", type=Path, required=True)
+    parser.add_argument("--splits", type=Path, required=True)
+    parser.add_argument("--learner", type=Path, help="default: an untrained prior")
+    parser.add_argument("--point", action="store_true", help="a point belief (untrained prior)")
+    parser.add_argument("--shots", type=int, default=1)
+    parser.add_argument("--size", type=int, default=42)
+    parser.add_argument("--channels", type=int, default=16)
+    parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--budget", type=int, default=200)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", default="", help="solvers whose name contains this")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    data = ibaml.tasks.open_data(str(given.file), splits=given.splits, image_size=given.size)
+    tasks = EpisodeTasks(data, 5, shots=given.shots)
+    learner = learner_of(given)
+    rows: dict[str, list[Trail]] = {}
+    for support, _, start in problems(learner, tasks, given.tasks):
+        for name, run in solvers().items():
+            if given.only not in name:
+                continue
+            if name.startswith("natural") and not support.belief.is_diagonal_gaussian:
+                continue
+            energy = Watched.of(support, given.budget)
+            try:
+                run(energy, start)
+            except Enough:
+                pass
+            rows.setdefault(name, []).append(energy.trail)
+    print(f"{'solver':36} {'to .1':>6} {'to .01':>6}   {'ms':>6} {'ms':>6}   unsolved")
+    for name, trails in rows.items():
+        cells = [middle(trails, target) for target in TARGETS]
+        failed = sum(TARGETS[-1] not in t.reached for t in trails)
+        passes = " ".join(f"{p:6.0f}" for p, _ in cells)
+        seconds = " ".join(f"{1000 * s:6.0f}" for _, s in cells)
+        print(f"{name:36} {passes}   {seconds}   {failed} of {len(trails)}", flush=True)
+    systems(learner, tasks, given.tasks)
+
+
+def middle(trails: list[Trail], target: float) -> tuple[float, float]:
+    """Median passes and seconds; those that never came there count as infinite."""
+    pairs = [t.reached.get(target, (math.inf, math.inf)) for t in trails]
+    return median(p for p, _ in pairs), median(s for _, s in pairs)
+
+
+def learner_of(given: argparse.Namespace) -> MetaLearner:
+    """The loaded learner, or an untrained prior of the strength of benchmarks/paper_setting.py."""
+    if given.learner is not None:
+        return ibaml.load(given.learner).to(given.device).train()
+    net = ibaml.nn.conv4(5, given.channels, 3, given.size).to(given.device)
+    lam, log_var = 0.11, -7.0
+    belief = (
+        ibaml.Point(lam) if given.point else ibaml.DiagonalGaussian(kappa=lam * math.exp(log_var))
+    )
+    return MetaLearner(
+        net, belief, GradientDescent(15, 0.1), ibaml.Implicit(), samples=2, noise="antithetic",
+        init_log_var=log_var,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
