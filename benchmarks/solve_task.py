@@ -210,6 +210,63 @@ def places(g: Tensor) -> Tensor:
     return g.movedim(1, -1).flatten(0, -2)
 
 
+def anatomy(energy: TaskEnergy, v: Tensor, delta: float) -> dict[str, float]:
+    """Why K-FAC helps or not: how many eigenvalues of the Gauss–Newton matrix C of the means are
+    above P + δ, the largest of them, and the cosine of K-FAC and C in each layer (as matrices)."""
+    v = v.detach().requires_grad_()
+    with torch.enable_grad():
+        outputs = energy.outputs(v)  # (1, S, N, C)
+    p = outputs.detach().softmax(-1)
+    root = (torch.diag_embed(p.sqrt()) - p.sqrt()[..., None] * p[..., None, :]).flatten(0, 2)
+    root = root / len(root) ** 0.5  # (SN, columns, C): the loss's Hessian is rootᵀ root
+    rows = []
+    for i in range(len(root)):
+        for column in root[i]:
+            weight = torch.zeros_like(p).flatten(0, 2)
+            weight[i] = column
+            g = torch.autograd.grad(outputs, v, weight.view_as(p), retain_graph=True)[0]
+            rows.append(g[0, : energy.layout.size])
+    jacobian = torch.stack(rows)
+    values = torch.linalg.eigvalsh(jacobian @ jacobian.T)
+    rest = float(penalty(energy, v)[0, 0]) + delta
+    facts = {"above P + δ": float((values > rest).sum()), "largest": float(values[-1])}
+    parts = energy.layout.split(jacobian)
+    for name, (a, g) in kfac_factors(energy, v).items():
+        weight, bias = parts[f"{name}.weight"], parts[f"{name}.bias"]
+        own = torch.cat([weight.flatten(2), bias[..., None]], 2)
+        shared = torch.einsum("roi,op,ij,rpj->", own, g, a, own)
+        gram = own.flatten(1) @ own.flatten(1).T
+        facts[name] = float(shared / (gram.norm() * a.norm() * g.norm()))
+    return facts
+
+
+def check_kfac() -> None:
+    """Our factors against curvlinops' in float64 (pip install curvlinops-for-pytorch)."""
+    from curvlinops import KFACLinearOperator
+
+    net = ibaml.nn.conv4(5, 4, 3, 16).double()
+    learner = MetaLearner(net, ibaml.Point(0.1), GradientDescent(1), ibaml.Implicit(), samples=1)
+    x = torch.randn(1, 10, 3, 16, 16, dtype=torch.float64)
+    y = torch.arange(5).repeat(2)[None]
+    energy, _ = learner.problem(ibaml.TaskBatch(x, y, x, y), 0)
+    start = learner.belief.start(energy.meta.prior, 1).detach()
+    net.train()  # batch statistics
+    factors = kfac_factors(detached(energy), start)
+    weights = [p for name in factors for p in net.get_submodule(name).parameters()]
+    theirs = KFACLinearOperator(
+        net, nn.CrossEntropyLoss(), weights, [(x[0], y[0])], fisher_type="type-2",
+        kfac_approx="expand", separate_weight_and_bias=False, check_deterministic=False,
+    )  # fmt: skip
+    dense, at = theirs @ torch.eye(sum(w.numel() for w in weights), dtype=torch.float64), 0
+    for name, (a, g) in factors.items():
+        count = len(a) * len(g)
+        columns = torch.arange(count).view(len(g), len(a))
+        order = torch.cat([columns[:, :-1].flatten(), columns[:, -1]])
+        ours = torch.kron(g, a)[order][:, order]
+        exact, at = dense[at : at + count, at : at + count], at + count
+        print(f"{name}: relative difference {float((ours - exact).norm() / exact.norm()):.1e}")
+
+
 # --- solvers to try --------------------------------------------------------------------------
 
 
@@ -424,6 +481,7 @@ def problems(
 def systems(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> None:
     """Products until the residual of the meta-gradient's linear system is .1 and .01."""
     solutions: dict[str, list[tuple[LinearSolution, LinearSolution]]] = {}
+    facts: list[dict[str, float]] = []
     for support, query, start in problems(learner, tasks, count):
         for steps, stopping, kind in (
             (15, "auto", "energy"), (15, "auto", "ggn"), (50, "auto", "energy"), (50, None, "ggn"),
@@ -441,6 +499,8 @@ def systems(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> None:
             h = Stopped(Curvature(kind, block=block).at(support, v), delta)
             _, b = energy_and_gradient(query, v)
             rest = penalty(support, v) + delta
+            if kind == "ggn" and stopping:
+                facts.append(anatomy(support, v, float(delta[0, 0])))
             kfac = Kfac(support, v, rest)
             rule = "K-aware" if stopping else "implicit"
             for name, inverse in {
@@ -454,6 +514,8 @@ def systems(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> None:
         steps = " ".join(f"{median(int(p[i].steps) for p in pairs):6.0f}" for i in range(2))
         failed = sum(int(p[1].reason) != Reason.CONVERGED for p in pairs)
         print(f"{name:44} {steps}   {failed} of {len(pairs)}", flush=True)
+    print("eigenvalues of C, and cosines of K-FAC's layers with C's (medians):")
+    print("   ".join(f"{name} {median(f[name] for f in facts):.2g}" for name in facts[0]))
 
 
 def train(out: Path, iterations: int, seed: int, scored: int, names: list[str]) -> None:
@@ -512,9 +574,13 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--arms", nargs="*", default=[])
+    parser.add_argument("--check", action="store_true", help="K-FAC's factors alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if given.check:
+        check_kfac()
+        return
     if given.train is not None:
         train(given.train, given.iterations, given.seed, 200, given.arms)
         return
