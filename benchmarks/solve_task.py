@@ -7,7 +7,8 @@ Every solver starts at the prior of the same tasks, one task at a time, and take
 until its budget is spent. Its cost is counted in passes: one for every time the network is run
 (with or without its backward pass), one for every product with a curvature. Columns: passes until
 ‖∇E‖ is a tenth and a hundredth of the start's, passes and processor milliseconds until E is within
-10 % and 1 % (of its possible decrease) of the lowest that any solver found. The second table is
+10 % and 1 % (of its possible decrease) of the lowest that any solver found, the smallest share of
+‖∇E‖, and the share of the decrease of E that is left after some passes. The second table is
 about the linear system of the meta-gradient: products until its residual is .1 and .01.
 """
 
@@ -338,6 +339,26 @@ class Momentum(Descent):
         return sum(factors) / len(factors) * resolve_rate(self.lr, energy.slots, v)
 
 
+@dataclass(frozen=True)
+class Decaying(Descent):
+    """Descent whose step size falls linearly to a tenth within ``over`` steps."""
+
+    over: int = 15
+
+    def move(
+        self, energy: Energy, v: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: int,
+        rate: Tensor | float,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+        return v - self.share(step) * rate * gradient, ()
+
+    def share(self, step: int) -> float:
+        return max(0.1, 1 - 0.9 * step / (self.over - 1))
+
+    def step_sizes(self, energy: Energy, v: Tensor, rate: Tensor | None = None) -> Tensor | float:
+        mean = sum(map(self.share, range(self.steps))) / self.steps
+        return mean * resolve_rate(self.lr, energy.slots, v)
+
+
 def barzilai_borwein(long: bool) -> Run:
     def run(energy: Watched, start: Tensor) -> None:
         v, size = start, 0.1
@@ -454,6 +475,8 @@ def solvers() -> dict[str, Run]:
         "Newton–CG, Gauss–Newton, μ 9, K-FAC": newton("ggn", 9.0, kfac=True),
         "Newton–CG, exact, μ 9": newton("energy", 9.0),
         **{f"Nesterov, α 0.1, {mu:g}": by(Momentum(many, 0.1, mu=mu)) for mu in (0.5, 0.7, 0.9)},
+        "descent, α 0.3 to 0.03 in 15": by(Decaying(many, 0.3)),
+        "descent, α 1 to 0.1 in 15": by(Decaying(many, 1.0)),
         "Barzilai–Borwein": barzilai_borwein(True),
         "L-BFGS, 20": lbfgs(20),
         "L-BFGS, 20, from K-FAC + 1": lbfgs(20, 1.0),
@@ -525,6 +548,7 @@ def train(out: Path, iterations: int, seed: int, scored: int, names: list[str]) 
         "descent": GradientDescent(15, 0.1),
         "Nesterov 0.7": Momentum(15, 0.1, mu=0.7),
         "descent, α 0.3": GradientDescent(15, 0.3),
+        "descent, α 0.3 to 0.03": Decaying(15, 0.3),
         "Nesterov 0.7, K 5": Momentum(5, 0.1, mu=0.7),
         "descent, K 5": GradientDescent(5, 0.1),
     }
@@ -608,7 +632,7 @@ def report(rows: dict[str, list[Trail]], budget: int) -> None:
     each = [min(t.lowest(budget) for t in trails) for trails in zip(*rows.values(), strict=True)]
     print(
         f"{'solver':36} {'‖∇E‖ .1':>8} {'.01':>5} {'E 10 %':>8} {'1 %':>5} {'ms':>6} {'ms':>6} "
-        f"{'‖∇E‖ left':>10}"
+        f"{'‖∇E‖ left':>10} {'E left, %':>9} of 8, 16, 32 passes"
     )
     for name, trails in rows.items():
         to_gradient = [middle([t.to_gradient(share) for t in trails])[0] for share in TARGETS]
@@ -620,9 +644,18 @@ def report(rows: dict[str, list[Trail]], budget: int) -> None:
         print(
             f"{name:36} {to_gradient[0]:8.0f} {to_gradient[1]:5.0f} {to_energy[0][0]:8.0f} "
             f"{to_energy[1][0]:5.0f} {1000 * to_energy[0][1]:6.0f} {1000 * to_energy[1][1]:6.0f} "
-            f"{left:10.3f}",
+            f"{left:10.3f} {after(trails, each, 8):9.1f} {after(trails, each, 16):5.1f} "
+            f"{after(trails, each, 32):5.1f}",
             flush=True,
         )
+
+
+def after(trails: list[Trail], each: list[float], passes: int) -> float:
+    """Median % of the possible decrease of E that is left after some passes."""
+    return 100 * median(
+        (t.lowest(passes) - best) / (t.seen[0][2] - best)
+        for t, best in zip(trails, each, strict=True)
+    )
 
 
 def middle(pairs: list[tuple[float, float]]) -> tuple[float, float]:
