@@ -36,8 +36,9 @@ from ibaml import Adam, Curvature, GradientDescent, MetaLearner, NaturalDescent,
 from ibaml.energy import Energy, TaskEnergy, detached
 from ibaml.gradient.stopping import Stopped, start_precision
 from ibaml.linalg import ConjugateGradient, LinearSolution, MatVec, Reason
-from ibaml.solve import Descent, Solver, energy_and_gradient, resolve_rate
+from ibaml.solve import Descent, Solution, Solver, energy_and_gradient, resolve_rate
 from ibaml.tasks import EpisodeTasks
+from ibaml.testing.base import one_task
 
 Run = Callable[["Watched", Tensor], object]  # until `Enough`
 TARGETS = (0.1, 0.01)
@@ -56,16 +57,19 @@ class Trail:
     spent: int = 0
     began: float = field(default_factory=time.process_time)
     seen: list[tuple[int, float, float, float]] = field(default_factory=list)
+    best: Tensor | None = None  # where E was lowest
 
     def spend(self, passes: int = 1) -> None:
         self.spent += passes
         if self.spent > self.budget:
             raise Enough
 
-    def see(self, value: float, gradient: Tensor) -> None:
+    def see(self, v: Tensor, value: float, gradient: Tensor) -> None:
         size = float(gradient.norm())
         if not math.isfinite(size):
             raise Enough
+        if not self.seen or value < min(e for *_, e, _ in self.seen):
+            self.best = v
         self.seen.append((self.spent, time.process_time() - self.began, value, size))
 
     def to_gradient(self, share: float) -> tuple[float, float]:
@@ -100,7 +104,7 @@ class Watched(TaskEnergy):
     def __call__(self, v: Tensor) -> Tensor:
         value = super().__call__(v)
         if v.is_leaf and v.requires_grad:
-            v.register_hook(partial(self.trail.see, float(value.detach())))
+            v.register_hook(partial(self.trail.see, v.detach(), float(value.detach())))
         return value
 
 
@@ -486,6 +490,33 @@ def solvers() -> dict[str, Run]:
     }
 
 
+@dataclass(frozen=True)
+class Searched:
+    """A solver to try as a `Solver`, each task by itself: where E was lowest within its passes."""
+
+    run: Run
+    passes: int
+    steps: int = 1
+
+    def solve(
+        self, energy: TaskEnergy, start: Tensor, *, rate: Tensor | None = None, examine: bool = True
+    ) -> Solution:
+        values = []
+        for t in range(len(start)):
+            one = Watched.of(one_task(energy, t), self.passes)
+            with suppress(Enough):
+                self.run(one, start[t : t + 1])
+            assert one.trail.best is not None
+            values.append(one.trail.best)
+        value = torch.cat(values)
+        after, gradient = energy_and_gradient(energy, value)
+        steps = torch.full_like(after, self.passes, dtype=torch.long)
+        reason = torch.full_like(steps, Reason.STEPS)
+        return Solution(
+            value, steps, reason, energy_and_gradient(energy, start)[0], after, gradient
+        )
+
+
 # --- the measurement -------------------------------------------------------------------------
 
 
@@ -541,6 +572,30 @@ def systems(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> None:
     print("   ".join(f"{name} {median(f[name] for f in facts):.2g}" for name in facts[0]))
 
 
+def answers(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> None:
+    """Are answers better where tasks are solved better? The same prior, the solver changed."""
+    first: list[float] = []
+    print(f"{'solver':28} {'acc %':>6} {'nll':>6} {'t':>5}   nll against descent, K = 15")
+    for name, solver in {
+        "descent, α 0.1, K 15": GradientDescent(15, 0.1),
+        "descent, α 0.1, K 5": GradientDescent(5, 0.1),
+        "descent, α 0.1, K 50": GradientDescent(50, 0.1),
+        "descent, α 0.3, K 15": GradientDescent(15, 0.3),
+        "Nesterov, α 0.1, 0.7, K 15": Momentum(15, 0.1, mu=0.7),
+        "L-BFGS, 15 passes": Searched(lbfgs(20), 15),
+        "L-BFGS, 100 passes": Searched(lbfgs(20), 100),
+    }.items():
+        other = learner.replace(solver=solver, gradient=ibaml.FirstOrder()).eval()
+        of = partial(paper_setting.logits_of, other, tasks, "val")
+        t = paper_setting.fitted(list(of(range(10_000, 10_040))))
+        row = paper_setting.figures(list(of(range(count))), t)
+        first = first or row["nlls"]
+        gap = paper_setting.interval(np.array(row["nlls"]) - np.array(first))
+        print(
+            f"{name:28} {100 * row['accuracy']:6.1f} {row['nll']:6.3f} {t:5.2f}   {gap}", flush=True
+        )
+
+
 def train(out: Path, iterations: int, seed: int, scored: int, names: list[str]) -> None:
     """Does meta-learning gain? Glyphs at 1 shot by paper_setting.py's loop, the solver changed."""
     tasks = EpisodeTasks(ibaml.tasks.glyphs(), 5, shots=1)
@@ -594,6 +649,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--smooth", action="store_true", help="softplus and mean pooling")
     parser.add_argument("--only", default="", help="solvers whose name contains this")
+    parser.add_argument("--answers", type=int, help="tasks answered by solvers, nothing else")
     parser.add_argument("--train", type=Path, help="meta-train on glyphs instead, into a folder")
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -613,6 +669,9 @@ def main() -> None:
     learner = learner_of(given)
     if given.smooth:
         smoothen(learner.model)
+    if given.answers:
+        answers(learner, tasks, given.answers)
+        return
     rows: dict[str, list[Trail]] = {}
     for support, _, start in problems(learner, tasks, given.tasks):
         for name, run in solvers().items():
