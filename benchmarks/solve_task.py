@@ -2,6 +2,9 @@
 
     python benchmarks/solve_task.py --file pictures.zip --splits splits.json
     python benchmarks/solve_task.py --file … --splits … --learner LEARNER.ibaml --shots 5
+    python benchmarks/solve_task.py --file … --splits … --learner LEARNER.ibaml --answers 40
+    python benchmarks/solve_task.py --train FOLDER                # plain loops, 100 × 8 tasks
+    python benchmarks/solve_task.py --check                       # K-FAC's factors
 
 Every solver starts at the prior of the same tasks, one task at a time, and takes steps
 until its budget is spent. Its cost is counted in passes: one for every time the network is run
@@ -15,25 +18,33 @@ about the linear system of the meta-gradient: products until its residual is .1 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-import paper_setting
 import torch
 from torch import Tensor, nn
 
 import ibaml
-from ibaml import Adam, Curvature, GradientDescent, MetaLearner, NaturalDescent, NewtonCG
-from ibaml.energy import Energy, TaskEnergy, detached
+from ibaml import (
+    Adam,
+    Curvature,
+    GradientDescent,
+    MetaLearner,
+    NaturalDescent,
+    NewtonCG,
+    PolyakDescent,
+)
+from ibaml.energy import Categorical, Energy, TaskEnergy, detached
+from ibaml.evaluation import ClassScores
+from ibaml.evaluation.predict import score_tasks
 from ibaml.gradient.stopping import Stopped, start_precision
 from ibaml.linalg import ConjugateGradient, LinearSolution, MatVec, Reason
 from ibaml.solve import Descent, Solution, Solver, energy_and_gradient, resolve_rate
@@ -478,6 +489,7 @@ def solvers() -> dict[str, Run]:
         "Newton–CG, Gauss–Newton, μ 9": newton("ggn", 9.0),
         "Newton–CG, Gauss–Newton, μ 9, K-FAC": newton("ggn", 9.0, kfac=True),
         "Newton–CG, exact, μ 9": newton("energy", 9.0),
+        **{f"Polyak, α {a:g}": by(PolyakDescent(many, a)) for a in (0.1, 0.3, 1.0)},
         **{f"Nesterov, α 0.1, {mu:g}": by(Momentum(many, 0.1, mu=mu)) for mu in (0.5, 0.7, 0.9)},
         "descent, α 0.3 to 0.03 in 15": by(Decaying(many, 0.3)),
         "descent, α 1 to 0.1 in 15": by(Decaying(many, 1.0)),
@@ -572,72 +584,85 @@ def systems(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> None:
     print("   ".join(f"{name} {median(f[name] for f in facts):.2g}" for name in facts[0]))
 
 
+def nlls(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> tuple[float, np.ndarray]:
+    """Accuracy in %, and the nll of every validation task (batch statistics, as in training)."""
+    scores = score_tasks(learner, tasks, "val", range(count), norm_stats="batch")
+    assert isinstance(scores, ClassScores)
+    means = scores.means()
+    return 100 * float(means["accuracy"].mean()), np.array(means["nll"].tolist())
+
+
+def told(gap: np.ndarray) -> str:
+    return f"{gap.mean():+.3f} ± {1.96 * gap.std(ddof=1) / math.sqrt(len(gap)):.3f}"
+
+
 def answers(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> None:
     """Are answers better where tasks are solved better? The same prior, the solver changed."""
-    first: list[float] = []
-    print(f"{'solver':28} {'acc %':>6} {'nll':>6} {'t':>5}   nll against descent, K = 15")
+    base = None
+    print(f"{'solver':28} {'acc %':>6} {'nll':>6}   against descent, K = 15")
     for name, solver in {
         "descent, α 0.1, K 15": GradientDescent(15, 0.1),
         "descent, α 0.1, K 5": GradientDescent(5, 0.1),
-        "descent, α 0.1, K 50": GradientDescent(50, 0.1),
         "descent, α 0.3, K 15": GradientDescent(15, 0.3),
+        "Polyak, α 1, K 15": PolyakDescent(15, 1.0),
         "Nesterov, α 0.1, 0.7, K 15": Momentum(15, 0.1, mu=0.7),
+        "descent, α 0.1, K 50": GradientDescent(50, 0.1),
         "L-BFGS, 15 passes": Searched(lbfgs(20), 15),
         "L-BFGS, 100 passes": Searched(lbfgs(20), 100),
     }.items():
         other = learner.replace(solver=solver, gradient=ibaml.FirstOrder()).eval()
-        of = partial(paper_setting.logits_of, other, tasks, "val")
-        t = paper_setting.fitted(list(of(range(10_000, 10_040))))
-        row = paper_setting.figures(list(of(range(count))), t)
-        first = first or row["nlls"]
-        gap = paper_setting.interval(np.array(row["nlls"]) - np.array(first))
-        print(
-            f"{name:28} {100 * row['accuracy']:6.1f} {row['nll']:6.3f} {t:5.2f}   {gap}", flush=True
-        )
+        accuracy, mine = nlls(other, tasks, count)
+        base = mine if base is None else base
+        print(f"{name:28} {accuracy:6.1f} {mine.mean():6.3f}   {told(mine - base)}", flush=True)
 
 
-def train(out: Path, iterations: int, seed: int, scored: int, names: list[str]) -> None:
-    """Does meta-learning gain? Glyphs at 1 shot by paper_setting.py's loop, the solver changed."""
-    tasks = EpisodeTasks(ibaml.tasks.glyphs(), 5, shots=1)
-    solvers: dict[str, Solver] = {
-        "descent": GradientDescent(15, 0.1),
-        "Nesterov 0.7": Momentum(15, 0.1, mu=0.7),
-        "descent, α 0.3": GradientDescent(15, 0.3),
-        "descent, α 0.3 to 0.03": Decaying(15, 0.3),
-        "Nesterov 0.7, K 5": Momentum(5, 0.1, mu=0.7),
-        "descent, K 5": GradientDescent(5, 0.1),
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    for name, solver in solvers.items():
-        path = out / f"{name.replace(' ', '_')}_{seed}.json"
-        if path.exists() or (names and name not in names):
-            continue
-        arm = replace(paper_setting.A, iterations=iterations, seed=seed)
-        learner = paper_setting.learner_of(arm, tasks, "learned").replace(solver=solver)
-        began = time.process_time()
-        learner.train()
-        residual = paper_setting.meta_train(arm, learner, tasks)
-        each = 1000 * (time.process_time() - began) / (arm.iterations * arm.tasks)
-        row = paper_setting.judge(learner, tasks, "val", scored)
-        path.write_text(json.dumps({**row, "residual": residual, "ms": each, "t": row["t"]}))
-    base: dict[int, list[float]] = {}
-    for path in sorted(out.glob("*.json"), key=lambda p: not p.stem.startswith("descent_")):
-        row, at = json.loads(path.read_text()), int(path.stem.split("_")[-1])
-        mine = row["as trained"]
-        against = ""
-        if path.stem == f"descent_{at}":
-            base[at] = mine["nlls"]
-        elif at in base:
-            against = paper_setting.interval(np.array(mine["nlls"]) - np.array(base[at]))
-        print(
-            f"{path.stem:28} {100 * mine['accuracy']:5.1f} {mine['nll']:.3f} "
-            f"{100 * mine['ece']:5.1f} {row['residual']:8.0e} {row['ms']:6.0f} ms   {against}"
-        )
+ARMS: dict[str, Solver] = {
+    "descent": GradientDescent(15, 0.1),
+    "Nesterov 0.7": Momentum(15, 0.1, mu=0.7),
+    "descent, α 0.3": GradientDescent(15, 0.3),
+    "Polyak, α 0.3": PolyakDescent(15, 0.3),
+    "Polyak, α 1": PolyakDescent(15, 1.0),
+    "Nesterov 0.7, K 5": Momentum(5, 0.1, mu=0.7),
+    "descent, K 5": GradientDescent(5, 0.1),
+}
+
+
+def meta_train(solver: Solver, tasks: EpisodeTasks, given: argparse.Namespace) -> MetaLearner:
+    torch.manual_seed(given.seed)
+    learner = learner_of(given, tasks).replace(solver=solver)
+    optimizer = torch.optim.Adam(learner.parameters())
+    generator = torch.Generator().manual_seed(given.seed)
+    began = time.process_time()
+    for step in range(given.iterations):
+        share = 0.5 * (1 + math.cos(math.pi * step / given.iterations))
+        optimizer.param_groups[0]["lr"] = 0.003 * share
+        optimizer.zero_grad()
+        for batch in tasks.batches("train", range(8 * step, 8 * step + 8)):
+            learner(batch.to(learner.reference.device), generator).backward()
+        nn.utils.clip_grad_norm_(learner.parameters(), 10.0)
+        optimizer.step()
+    each = 1000 * (time.process_time() - began) / (8 * given.iterations)
+    print(f"trained, {each:.0f} ms a task: {solver}", flush=True)
+    return learner
+
+
+def train(tasks: EpisodeTasks, given: argparse.Namespace) -> None:
+    """Is meta-learning better where tasks are solved better? A plain loop, the solver changed."""
+    given.train.mkdir(parents=True, exist_ok=True)
+    base = None
+    for name in given.arms:
+        path = given.train / f"{name.replace(' ', '_')}.ibaml"
+        if not path.exists():
+            meta_train(ARMS[name], tasks, given).save(path)
+        learner = ibaml.load(path).to(given.device)
+        accuracy, mine = nlls(learner.eval(), tasks, 200)
+        base = mine if base is None else base
+        print(f"{name:20} {accuracy:5.1f} {mine.mean():.3f}   {told(mine - base)}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--file", type=Path)
+    parser.add_argument("--file", type=Path, help="pictures; default: glyphs")
     parser.add_argument("--splits", type=Path)
     parser.add_argument("--learner", type=Path, help="default: an untrained prior")
     parser.add_argument("--point", action="store_true", help="a point belief (untrained prior)")
@@ -650,10 +675,10 @@ def main() -> None:
     parser.add_argument("--smooth", action="store_true", help="softplus and mean pooling")
     parser.add_argument("--only", default="", help="solvers whose name contains this")
     parser.add_argument("--answers", type=int, help="tasks answered by solvers, nothing else")
-    parser.add_argument("--train", type=Path, help="meta-train on glyphs instead, into a folder")
+    parser.add_argument("--train", type=Path, help="meta-train instead, into a folder")
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--arms", nargs="*", default=[])
+    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=tuple(ARMS))
     parser.add_argument("--check", action="store_true", help="K-FAC's factors alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -661,12 +686,15 @@ def main() -> None:
     if given.check:
         check_kfac()
         return
-    if given.train is not None:
-        train(given.train, given.iterations, given.seed, 200, given.arms)
-        return
-    data = ibaml.tasks.open_data(str(given.file), splits=given.splits, image_size=given.size)
+    if given.file is None:
+        data: ibaml.tasks.Dataset = ibaml.tasks.glyphs()
+    else:
+        data = ibaml.tasks.open_data(str(given.file), splits=given.splits, image_size=given.size)
     tasks = EpisodeTasks(data, 5, shots=given.shots)
-    learner = learner_of(given)
+    if given.train is not None:
+        train(tasks, given)
+        return
+    learner = learner_of(given, tasks)
     if given.smooth:
         smoothen(learner.model)
     if given.answers:
@@ -732,18 +760,21 @@ def smoothen(model: nn.Module) -> None:
                 setattr(parent, name, nn.AvgPool2d(2))
 
 
-def learner_of(given: argparse.Namespace) -> MetaLearner:
-    """The loaded learner, or an untrained prior of the strength of benchmarks/paper_setting.py."""
+def learner_of(given: argparse.Namespace, tasks: EpisodeTasks) -> MetaLearner:
+    """The loaded learner, or an untrained prior."""
     if given.learner is not None:
         return ibaml.load(given.learner).to(given.device).train()
-    net = ibaml.nn.conv4(5, given.channels, 3, given.size).to(given.device)
-    lam, log_var = 0.11, -7.0
-    belief = (
-        ibaml.Point(lam) if given.point else ibaml.DiagonalGaussian(kappa=lam * math.exp(log_var))
-    )
+    shape, lam, log_var = tasks.example_shape, 0.11, -7.0
+    net = ibaml.nn.conv4(5, given.channels, shape[0], shape[-1]).to(given.device)
+    belief: ibaml.Belief = ibaml.DiagonalGaussian(kappa=lam * math.exp(log_var))
+    if given.point:
+        belief = ibaml.Point(lam)
+    exact = Curvature("energy", block="all" if given.point else "mean")
     return MetaLearner(
-        net, belief, GradientDescent(15, 0.1), ibaml.Implicit(), samples=2, noise="antithetic",
-        init_log_var=log_var,
+        net, belief, GradientDescent(15, 0.1),
+        ibaml.Implicit(exact, ConjugateGradient(10, tol=1e-2), stopping="auto"),
+        likelihood=Categorical("learned" if given.file is None else 1.0),
+        samples=2, noise="antithetic", init_log_var=log_var,
     )  # fmt: skip
 
 
