@@ -654,7 +654,7 @@ def train(tasks: EpisodeTasks, given: argparse.Namespace) -> None:
         path = given.train / f"{name.replace(' ', '_')}.ibaml"
         if not path.exists():
             meta_train(ARMS[name], tasks, given).save(path)
-        learner = ibaml.load(path).to(given.device)
+        learner = ibaml.load(path, solver=ARMS[name]).to(given.device)
         accuracy, mine = nlls(learner.eval(), tasks, 200)
         base = mine if base is None else base
         print(f"{name:20} {accuracy:5.1f} {mine.mean():.3f}   {told(mine - base)}", flush=True)
