@@ -354,26 +354,6 @@ class Momentum(Descent):
         return sum(factors) / len(factors) * resolve_rate(self.lr, energy.slots, v)
 
 
-@dataclass(frozen=True)
-class Decaying(Descent):
-    """Descent whose step size falls linearly to a tenth within ``over`` steps."""
-
-    over: int = 15
-
-    def move(
-        self, energy: Energy, v: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: int,
-        rate: Tensor | float,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-        return v - self.share(step) * rate * gradient, ()
-
-    def share(self, step: int) -> float:
-        return max(0.1, 1 - 0.9 * step / (self.over - 1))
-
-    def step_sizes(self, energy: Energy, v: Tensor, rate: Tensor | None = None) -> Tensor | float:
-        mean = sum(map(self.share, range(self.steps))) / self.steps
-        return mean * resolve_rate(self.lr, energy.slots, v)
-
-
 def barzilai_borwein(long: bool) -> Run:
     def run(energy: Watched, start: Tensor) -> None:
         v, size = start, 0.1
@@ -491,8 +471,6 @@ def solvers() -> dict[str, Run]:
         "Newton–CG, exact, μ 9": newton("energy", 9.0),
         **{f"Polyak, α {a:g}": by(PolyakDescent(many, a)) for a in (0.1, 0.3, 1.0)},
         **{f"Nesterov, α 0.1, {mu:g}": by(Momentum(many, 0.1, mu=mu)) for mu in (0.5, 0.7, 0.9)},
-        "descent, α 0.3 to 0.03 in 15": by(Decaying(many, 0.3)),
-        "descent, α 1 to 0.1 in 15": by(Decaying(many, 1.0)),
         "Barzilai–Borwein": barzilai_borwein(True),
         "L-BFGS, 20": lbfgs(20),
         "L-BFGS, 20, from K-FAC + 1": lbfgs(20, 1.0),
