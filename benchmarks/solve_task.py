@@ -42,12 +42,12 @@ from ibaml import (
     NewtonCG,
     PolyakDescent,
 )
-from ibaml.energy import Categorical, Energy, TaskEnergy, detached
+from ibaml.energy import Categorical, TaskEnergy, detached
 from ibaml.evaluation import ClassScores
 from ibaml.evaluation.predict import score_tasks
 from ibaml.gradient.stopping import Stopped, start_precision
 from ibaml.linalg import ConjugateGradient, LinearSolution, MatVec, Reason
-from ibaml.solve import Descent, Solution, Solver, energy_and_gradient, resolve_rate
+from ibaml.solve import Solution, Solver, energy_and_gradient
 from ibaml.tasks import EpisodeTasks
 from ibaml.testing.base import one_task
 
@@ -332,28 +332,6 @@ def penalty(energy: TaskEnergy, v: Tensor) -> Tensor:
     return precision.diagonal.expand_as(v)
 
 
-@dataclass(frozen=True)
-class Momentum(Descent):
-    """Descent with Nesterov's momentum, as in `torch.optim.SGD`."""
-
-    mu: float = 0.7
-
-    def memory(self, v: Tensor) -> tuple[Tensor, ...]:
-        return (torch.zeros_like(v),)
-
-    def move(
-        self, energy: Energy, v: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], step: int,
-        rate: Tensor | float,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-        change = self.mu * memory[0] - rate * gradient
-        return v - rate * gradient + self.mu * change, (change,)
-
-    def step_sizes(self, energy: Energy, v: Tensor, rate: Tensor | None = None) -> Tensor | float:
-        """How far a constant gradient moves v, over K: up to α/(1 − μ)."""
-        factors = [(1 - self.mu ** (k + 2)) / (1 - self.mu) for k in range(self.steps)]
-        return sum(factors) / len(factors) * resolve_rate(self.lr, energy.slots, v)
-
-
 def barzilai_borwein(long: bool) -> Run:
     def run(energy: Watched, start: Tensor) -> None:
         v, size = start, 0.1
@@ -470,7 +448,10 @@ def solvers() -> dict[str, Run]:
         "Newton–CG, Gauss–Newton, μ 9, K-FAC": newton("ggn", 9.0, kfac=True),
         "Newton–CG, exact, μ 9": newton("energy", 9.0),
         **{f"Polyak, α {a:g}": by(PolyakDescent(many, a)) for a in (0.1, 0.3, 1.0)},
-        **{f"Nesterov, α 0.1, {mu:g}": by(Momentum(many, 0.1, mu=mu)) for mu in (0.5, 0.7, 0.9)},
+        **{
+            f"Nesterov, α 0.1, {mu:g}": by(GradientDescent(many, 0.1, momentum=mu))
+            for mu in (0.5, 0.7, 0.9)
+        },
         "Barzilai–Borwein": barzilai_borwein(True),
         "L-BFGS, 20": lbfgs(20),
         "L-BFGS, 20, from K-FAC + 1": lbfgs(20, 1.0),
@@ -583,7 +564,7 @@ def answers(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> None:
         "descent, α 0.1, K 5": GradientDescent(5, 0.1),
         "descent, α 0.3, K 15": GradientDescent(15, 0.3),
         "Polyak, α 1, K 15": PolyakDescent(15, 1.0),
-        "Nesterov, α 0.1, 0.7, K 15": Momentum(15, 0.1, mu=0.7),
+        "Nesterov, α 0.1, 0.7, K 15": GradientDescent(15, 0.1, momentum=0.7),
         "descent, α 0.1, K 50": GradientDescent(50, 0.1),
         "L-BFGS, 15 passes": Searched(lbfgs(20), 15),
         "L-BFGS, 100 passes": Searched(lbfgs(20), 100),
@@ -596,11 +577,11 @@ def answers(learner: MetaLearner, tasks: EpisodeTasks, count: int) -> None:
 
 ARMS: dict[str, Solver] = {
     "descent": GradientDescent(15, 0.1),
-    "Nesterov 0.7": Momentum(15, 0.1, mu=0.7),
+    "Nesterov 0.7": GradientDescent(15, 0.1, momentum=0.7),
     "descent, α 0.3": GradientDescent(15, 0.3),
     "Polyak, α 0.3": PolyakDescent(15, 0.3),
     "Polyak, α 1": PolyakDescent(15, 1.0),
-    "Nesterov 0.7, K 5": Momentum(5, 0.1, mu=0.7),
+    "Nesterov 0.7, K 5": GradientDescent(5, 0.1, momentum=0.7),
     "descent, K 5": GradientDescent(5, 0.1),
 }
 
