@@ -449,6 +449,10 @@ def solvers() -> dict[str, Run]:
         "Newton–CG, exact, μ 9": newton("energy", 9.0),
         **{f"Polyak, α {a:g}": by(PolyakDescent(many, a)) for a in (0.1, 0.3, 1.0)},
         **{
+            f"Nesterov, α 0.03, {mu:g}": by(GradientDescent(many, 0.03, momentum=mu))
+            for mu in (0.7, 0.9)
+        },
+        **{
             f"Nesterov, α 0.1, {mu:g}": by(GradientDescent(many, 0.1, momentum=mu))
             for mu in (0.5, 0.7, 0.9)
         },
