@@ -1,6 +1,6 @@
 """How fast and how far do solvers of a diagonal Gaussian head get? NewtonCG against HeadNewton.
 
-    python benchmarks/head_solver.py --embeddings embeddings.npz   # from benchmarks/embeddings.py
+    python benchmarks/head_solver.py --embeddings embeddings.npz   # from ibaml embed
 
 Eight tasks at once, one thread, single precision, noise on the outputs by 16 points. Features of
 glyphs come from a Conv4-16 after 100 meta-steps on its training classes. λ = β/(N·d) is the

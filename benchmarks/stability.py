@@ -1,6 +1,6 @@
 """Does a run that goes wrong report it? Many seeds of `ibaml train` on one dataset, a line each.
 
-    python benchmarks/embeddings.py caltech101-84.zip embeddings.npz --side 84
+    ibaml embed caltech101-84.zip --backbone efficientnet_lite0 --out embeddings.npz
     python benchmarks/stability.py embeddings.npz --splits splits.json --seeds 20
 
 Other settings of the run are given as NAME=VALUE. A run ends worse than its best if its last

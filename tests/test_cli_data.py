@@ -68,8 +68,14 @@ def test_errors_are_sentences(tmp_path):
     assert "neither a path nor one of" in run("info", "nothing", code=1)
     folder = make_folder(tmp_path / "mine")
     (folder / "a" / "bad.png").write_bytes(b"x")
-    shown = run("check", folder, code=1)
+    shown = run("check", folder)
+    assert "1 of 13 images cannot be read: they are left out" in shown
     assert "a/bad.png: not a readable image" in shown
+    assert "DataWarning" not in shown
+    for file in folder.rglob("*.png"):
+        file.write_bytes(b"x")
+    shown = run("check", folder, code=1)
+    assert "13 of 13 images cannot be read: repair or remove them" in shown
     assert "Traceback" not in shown
 
 

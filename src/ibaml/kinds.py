@@ -31,6 +31,7 @@ _OF_TABLES = {
     "first_rows": "it orders the rows of a table",
 }
 _NO_IMAGES = "it holds no images"
+_NO_LEVELS = {"class_level": "its classes are not its folders"}
 _ITSELF = "its path says where it is"
 
 GLYPHS = Kind(
@@ -39,6 +40,7 @@ GLYPHS = Kind(
         "root": "no files are read",
         "splits": "its test classes are other scripts",
         "image_size": "its images are 28×28",
+        **_NO_LEVELS,
         **_OF_TABLES,
     },
 )
@@ -47,16 +49,18 @@ PUBLISHED = Kind(
     {
         "splits": "its splits are the published ones",
         "image_size": "its images have a fixed size",
+        **_NO_LEVELS,
         **_OF_TABLES,
     },
 )
 FOLDER = Kind("a folder or zip of images", {"root": _ITSELF, **_OF_TABLES})
-LIST = Kind("a list of images", _OF_TABLES)
+LIST = Kind("a list of images", {**_NO_LEVELS, **_OF_TABLES})
 FEATURES = Kind(
     "an .npz of features",
     {
         "root": _ITSELF,
-        **dict.fromkeys(("image_size", "rotations", "augment"), _NO_IMAGES),
+        **dict.fromkeys(("image_size", "rotations", "augment", "backbone"), _NO_IMAGES),
+        **_NO_LEVELS,
         **_OF_TABLES,
     },
 )
@@ -64,7 +68,8 @@ TABLE = Kind(
     "a table",
     {
         "root": _ITSELF,
-        "image_size": _NO_IMAGES,
+        **dict.fromkeys(("image_size", "backbone"), _NO_IMAGES),
+        **_NO_LEVELS,
         "queries": "all rows of a task besides its shots are queries",
     },
     regression=True,
@@ -74,7 +79,8 @@ SINUSOIDS = Kind(
     {
         "root": "no files are read",
         "splits": "every split draws its own tasks",
-        "image_size": _NO_IMAGES,
+        **dict.fromkeys(("image_size", "backbone"), _NO_IMAGES),
+        **_NO_LEVELS,
         **_OF_TABLES,
     },
     regression=True,

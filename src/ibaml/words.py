@@ -44,6 +44,8 @@ BACKBONES: Mapping[str, Backbone] = {
     "discriminant": Backbone(images=False, reads={}),
 }
 
+# networks with weights, for embeddings; the first is the default (benchmarks/backbones.py)
+PRETRAINED = ("efficientnet_lite2", "efficientnet_lite0")
 SolverName = Literal["newton", "descent", "polyak", "natural", "adam", "dual", "head"]
 SOLVERS: tuple[SolverName, ...] = (
     "newton", "descent", "polyak", "natural", "adam", "dual", "head",

@@ -213,7 +213,7 @@ def _open(data: str, splits: str | None) -> Dataset:
     if kind_of_data(data) is not FEATURES:
         raise SettingsError(
             f"{data!r} is no .npz: simple heads read feature vectors, x (N, D) and y (N,). "
-            "benchmarks/embeddings.py makes them of pictures"
+            "ibaml embed makes them of pictures"
         )
     dataset = open_data(data, splits=splits)
     base = dataset.splits.get("train", ())

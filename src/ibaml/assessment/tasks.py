@@ -28,7 +28,7 @@ def open_test(run: Run, protocol: Protocol, progress: Progress | None = None) ->
     if kind.reads("queries"):
         changed.setdefault("queries", QUERIES)
     if "data" in changed:  # settings of the run's own data do not apply to other data
-        own = ("root", "splits", "image_size", *kind.unread)
+        own = ("root", "splits", "class_level", "image_size", *kind.unread)
         changed = {**{name: FIELDS[name].default for name in own}, **changed}
         if kind.reads("image_size") and len(run.data["example_shape"]) == 3:
             changed["image_size"] = run.data["example_shape"][-1]

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from ibaml.cli.screen import console, errors_as_sentences, say
+from ibaml.cli.screen import console, errors_as_sentences, notes_as_sentences, say
 from ibaml.extras import need
 
 if TYPE_CHECKING:
@@ -38,6 +38,14 @@ Spec = Annotated[
         help="A name from `ibaml data list`, an image folder or zip, a CSV list, or an .npz."
     ),
 ]
+Level = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Folder: 1 takes the folders directly in it as classes, 2 those in them, …",
+        show_default="the innermost folders",
+    ),
+]
 Root = Annotated[
     Path | None, typer.Option(help="Folder of the files (default: $IBAML_DATA/NAME, or data/NAME).")
 ]
@@ -52,32 +60,39 @@ Size = Annotated[
 ]
 
 
-def load(spec: str, root: Path | None, splits: Path | None, size: int | None) -> Dataset:
+def load(
+    spec: str, root: Path | None, splits: Path | None, size: int | None, level: int | None = None
+) -> Dataset:
     """Open a dataset, with a progress bar while it is decoded for the first time."""
     from ibaml.tasks.catalog import open_data
 
     with decoding() as progress:
-        return open_data(spec, root=root, splits=splits, image_size=size, progress=progress)
+        return open_data(
+            spec, root=root, splits=splits, image_size=size, class_level=level, progress=progress
+        )
 
 
 @contextmanager
-def decoding() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar that shows only while data are prepared: a dataset is decoded for the first
-    time, or a network starts from the base classes."""
-    columns = (TextColumn("preparing"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+def decoding(what: str = "preparing") -> Iterator[Callable[[int, int], None]]:
+    """A progress bar that shows only while data are prepared: a dataset is decoded or embedded for
+    the first time, or a network starts from the base classes. What a person should know of the
+    data is printed as a sentence."""
+    counted = TextColumn("{task.completed}/{task.total}")
+    columns = (TextColumn(what), BarColumn(), counted, TimeRemainingColumn())
     bars: list[Progress] = []
 
     def progress(done: int, total: int) -> None:
         if not bars:
             bars.append(Progress(*columns, console=console, transient=True))
-            bars[0].add_task("preparing", total=total)
+            bars[0].add_task(what, total=total)
             bars[0].start()
         bars[0].update(bars[0].task_ids[0], completed=done, total=total)
         if done >= total:
             bars.pop().stop()
 
     try:
-        yield progress
+        with notes_as_sentences():
+            yield progress
     finally:
         for bar in bars:
             bar.stop()
@@ -98,10 +113,16 @@ def list_() -> None:
 
 
 @app.command()
-def info(spec: Spec, root: Root = None, splits: Splits = None, image_size: Size = None) -> None:
+def info(
+    spec: Spec,
+    root: Root = None,
+    splits: Splits = None,
+    image_size: Size = None,
+    class_level: Level = None,
+) -> None:
     """Show classes, images, splits, license, mean and standard deviation."""
     with errors_as_sentences():
-        data = load(spec, root, splits, image_size)
+        data = load(spec, root, splits, image_size, class_level)
     counts = [data.count(c) for c in range(len(data.classes))]
     mean, std = data.moments
     table = Table(title=data.name, show_header=False)
@@ -126,6 +147,7 @@ def preview(
     root: Root = None,
     splits: Splits = None,
     image_size: Size = None,
+    class_level: Level = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     ways: Annotated[int, typer.Option(min=1, help="Classes per episode.")] = 5,
     shots: Annotated[int, typer.Option(min=1, help="Support images per class.")] = 1,
@@ -143,7 +165,7 @@ def preview(
 
     with errors_as_sentences():
         need("matplotlib")  # fails before anything is decoded
-        data = load(spec, root, splits, image_size)
+        data = load(spec, root, splits, image_size, class_level)
         episodes = Episodes(data, split, ways, shots, queries, normalize=False)
         batch = episodes.batch([key])
         rows, _ = episodes.draw(key)
@@ -164,6 +186,7 @@ def check(
     root: Root = None,
     splits: Splits = None,
     image_size: Size = None,
+    class_level: Level = None,
     ways: Annotated[int, typer.Option(min=1, help="Classes per episode.")] = 5,
     shots: Annotated[int, typer.Option(min=1, help="Support images per class.")] = 1,
     queries: Annotated[int, typer.Option(min=1, help="Query images per class.")] = 15,
@@ -176,7 +199,7 @@ def check(
     from ibaml.tasks.inspect import inspect_dataset, nearest_centroid
 
     with errors_as_sentences():
-        data = load(spec, root, splits, image_size)
+        data = load(spec, root, splits, image_size, class_level)
     report = inspect_dataset(data, shots + queries)
 
     def where(row: int) -> str:
@@ -244,7 +267,7 @@ def cache(
         bool, typer.Option("--clear", help="Remove them; they are decoded again when needed.")
     ] = False,
 ) -> None:
-    """List the decoded datasets on this disk, or remove them."""
+    """List decoded datasets and embeddings on disk, or remove them."""
     from ibaml.tasks import cache as store
 
     with errors_as_sentences():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -46,6 +47,25 @@ def errors_as_sentences() -> Iterator[None]:
     except mended as error:
         say(f"Error: {error}", style="red")
         raise typer.Exit(1) from error
+
+
+@contextmanager
+def notes_as_sentences() -> Iterator[None]:
+    """Print a `DataWarning` as a sentence, without the place in the code that gave it."""
+    from ibaml.tasks.errors import DataWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DataWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, DataWarning):
+                say(message, style="yellow")
+            else:
+                usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def say_if_without_pictures() -> None:

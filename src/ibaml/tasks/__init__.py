@@ -10,10 +10,15 @@ if TYPE_CHECKING:
     from ibaml.tasks.catalog import glyphs, open_data
     from ibaml.tasks.dataset import Dataset, feature_vectors
     from ibaml.tasks.episodes import Episodes
-    from ibaml.tasks.errors import DataError
+    from ibaml.tasks.errors import DataError, DataWarning
     from ibaml.tasks.inputs import Inputs
     from ibaml.tasks.keyed import EpisodeTasks, SinusoidTasks, TableTasks, TaskSource
-    from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
+    from ibaml.tasks.sources.cifar import cifar100
+    from ibaml.tasks.sources.cub import cub
+    from ibaml.tasks.sources.folder import image_folder, image_list
+    from ibaml.tasks.sources.miniimagenet import miniimagenet
+    from ibaml.tasks.sources.omniglot import omniglot
+    from ibaml.tasks.sources.wrapped import from_dataset
     from ibaml.tasks.synthetic import LinearRegression, Sinusoids
     from ibaml.tasks.table import Table
 else:
@@ -25,12 +30,13 @@ else:
             "catalog": ("glyphs", "open_data"),
             "dataset": ("Dataset", "feature_vectors"),
             "episodes": ("Episodes",),
-            "errors": ("DataError",),
+            "errors": ("DataError", "DataWarning"),
             "inputs": ("Inputs",),
             "keyed": ("EpisodeTasks", "SinusoidTasks", "TableTasks", "TaskSource"),
             "sources": (
                 "cifar100",
                 "cub",
+                "from_dataset",
                 "image_folder",
                 "image_list",
                 "miniimagenet",
@@ -44,6 +50,7 @@ else:
 __all__ = [
     "Augment",
     "DataError",
+    "DataWarning",
     "Dataset",
     "EpisodeTasks",
     "Episodes",
@@ -58,6 +65,7 @@ __all__ = [
     "cifar100",
     "cub",
     "feature_vectors",
+    "from_dataset",
     "glyphs",
     "image_folder",
     "image_list",

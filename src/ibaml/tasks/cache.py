@@ -1,7 +1,8 @@
 """How is a dataset decoded only once? Into a content-addressed store of memory-mapped arrays.
 
-Many processes may use it at once. It is one folder with a marker file. Only entries made here are
-ever removed: real folders inside it with a name and with files of ours.
+Embeddings of pictures lie there too, in entries that grow (`vectors` reads and writes them). Many
+processes may use it at once. It is one folder with a marker file. Only entries made here are ever
+removed: real folders inside it with a name and with files of ours.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _MARK = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# Made by ibaml, for the datasets it has decoded. `ibaml data cache` lists and clears them.\n"
 )
-_FILES = {"images.npy", "facts.json"}
+VECTORS = "vectors.sqlite"
+_FILES = {"images.npy", "facts.json", *(VECTORS + end for end in ("", "-journal", "-wal", "-shm"))}
 _ENTRY = re.compile(r"([A-Za-z0-9_-]+)-\d+-[0-9a-f]{24}")
 _HALF_MADE = re.compile(rf"\.half-made-{_ENTRY.pattern}-\w+")
 _DAY = 86400
@@ -83,7 +85,7 @@ def cached(
     both read the one that was first.
     """
     store = store_folder()
-    entry = store / f"{re.sub(r'[^A-Za-z0-9_-]+', '_', name)}-{FORMAT}-{digest[:24]}"
+    entry = store / _named(name, digest)
     if entry.exists():
         try:
             return _read(entry)
@@ -111,6 +113,16 @@ def cached(
     return _read(entry)
 
 
+def growing(name: str, digest: str) -> Path:
+    """The folder of an entry that is written to again and again; made if it is not there."""
+    store = store_folder()
+    entry = store / _named(name, digest)
+    if not entry.is_dir():
+        _prepare(store)
+        entry.mkdir(exist_ok=True)
+    return entry
+
+
 def entries() -> list[Entry]:
     """The datasets in the cache, sorted by name."""
     entries_here = []
@@ -131,6 +143,10 @@ def clear() -> Cleared:
         shutil.rmtree(path, ignore_errors=True)
     gone = [size for path, size in sizes.items() if not path.exists()]
     return Cleared(len(gone), sum(gone), [p for p in _inside(store) if p.name != _TAG])
+
+
+def _named(name: str, digest: str) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', name)}-{FORMAT}-{digest[:24]}"
 
 
 def _read(entry: Path) -> tuple[np.ndarray, dict[str, Any]]:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ibaml.extras import need
 from ibaml.kinds import FEATURES, IMAGE_SIZE, LIST, NAMES, kind_of_data, refusal
 from ibaml.tasks.cache import cached
-from ibaml.tasks.dataset import Dataset, feature_vectors
+from ibaml.tasks.dataset import SPLITS, Dataset, feature_vectors
 from ibaml.tasks.download import Remote
-from ibaml.tasks.errors import DataError
+from ibaml.tasks.embedding import Embed
+from ibaml.tasks.errors import DataError, DataWarning
 from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniimagenet, omniglot
 from ibaml.tasks.sources.decode import Progress
+from ibaml.tasks.sources.embedded import embedded
+from ibaml.tasks.sources.folder import roots_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _OMNIGLOT = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
 Opener = Callable[[Path, Progress | None], Dataset]
@@ -101,46 +108,62 @@ def open_data(
     *,
     root: str | Path | None = None,
     splits: str | Path | None = None,
+    class_level: int | None = None,
     image_size: int | None = None,
+    embed: Embed | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
-    """A dataset by name, or by the path of an image folder, a zip of one, a CSV list of images, or
-    an .npz of feature vectors x and labels y. Options that such data do not read are refused.
+    """A dataset by name, or by the path of an image folder (or of several, with ``:`` between them
+    as in PATH), a zip of one, a CSV list of images, or an .npz of feature vectors x and labels y.
+    Options that such data do not read are refused.
 
     Args:
         root: the folder of the files of a named dataset or of a list.
         splits: JSON file with the classes of "train", "val" and "test", for your own data.
+        class_level: which folders are classes, as in `image_folder`.
         image_size: side of the images of a folder or list, 84 unless given.
+        embed: makes vectors of the images.
 
     >>> open_data("glyphs").members("test")      # doctest: +SKIP
     """
-    known, path = CATALOG.get(spec), Path(spec).expanduser()
-    if not spec or (known is None and (spec in NAMES or not path.exists())):
-        raise DataError(f"{spec!r} is neither a path nor one of {', '.join(CATALOG)}")
+    known, paths = CATALOG.get(spec), roots_of(spec, os.pathsep)
+    path = paths[0]
+    absent = [str(one) for one in paths if not one.exists()]
+    if not spec or (known is None and (spec in NAMES or absent)):
+        wrong = absent[0] if len(paths) > 1 else spec
+        raise DataError(f"{wrong!r} is neither a path nor one of {', '.join(CATALOG)}")
     kind = kind_of_data(spec)
-    given = {"root": root, "splits": splits, "image_size": image_size}
+    given: dict[str, Any] = {
+        "root": root, "splits": splits, "image_size": image_size, "class_level": class_level,
+        "backbone": embed and embed.name,
+    }  # fmt: skip
     if reason := refusal(spec, kind, given):
         raise DataError(reason)
     if known is not None:
         if known.open is None:
-            return glyphs()
+            return glyphs() if embed is None else embedded(glyphs(), embed, progress)
         folder = data_folder(spec, root)
         if not folder.exists():
             raise DataError(
                 f"{spec}: {folder} does not exist. Put into it: {known.layout}. Or say where it is "
                 f"(--root, or IBAML_DATA); `ibaml data get {spec}` helps"
             )
-        return known.open(folder, progress)
+        data = known.open(folder, progress)
+        return data if embed is None else embedded(data, embed, progress)
     if kind is FEATURES:
         return _features(path, splits)
-    size = IMAGE_SIZE if image_size is None else image_size
+    common: dict[str, Any] = {
+        "splits": splits, "image_size": IMAGE_SIZE if image_size is None else image_size,
+        "embed": embed, "progress": progress,
+    }  # fmt: skip
     if kind is LIST:
-        return image_list(path, root=root, splits=splits, image_size=size, progress=progress)
-    return image_folder(path, splits=splits, image_size=size, progress=progress)
+        return image_list(path, root=root, **common)
+    return image_folder(paths, class_level=class_level, **common)
 
 
-def _features(path: Path, splits: str | Path | None) -> Dataset:
-    """Feature vectors ``x`` and labels ``y`` of an .npz; nothing in it is executed."""
+def _features(path: Path, splits: str | Path | Mapping[str, Sequence[str]] | None) -> Dataset:
+    """Feature vectors ``x`` and labels ``y`` of an .npz, and what made them of pictures, if
+    `ibaml embed` did; nothing in it is executed."""
     import zipfile
 
     import numpy as np
@@ -150,13 +173,74 @@ def _features(path: Path, splits: str | Path | None) -> Dataset:
             missing = [n for n in ("x", "y") if n not in content]
             if missing:
                 raise DataError(f"{path} has no array {missing[0]!r}: it needs x (N, D) and y (N,)")
-            return feature_vectors(content["x"], content["y"], splits=splits, name=path.stem)
+            if splits is None and "split" in content:
+                splits = _splits(content["y"], content["split"], path)
+            data = feature_vectors(content["x"], content["y"], splits=splits, name=path.stem)
+            if "embed" in content:
+                return _of_pictures(data, str(content["embed"]), content["x"], path)
+            return data
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(
             f"{path} is not an .npz of plain arrays, or it is damaged: {error}"
         ) from error
+
+
+def _splits(labels: np.ndarray, splits: np.ndarray, path: Path) -> dict[str, list[str]]:
+    """The classes of each split, from the split of every vector."""
+    if labels.shape != splits.shape:
+        raise DataError(f"{path}: {len(labels)} labels but {len(splits)} splits")
+    lists: dict[str, set[str]] = {}
+    for label, split in zip(labels.tolist(), splits.tolist(), strict=True):
+        if split not in ("", *SPLITS):
+            raise DataError(f"{path}: split {split!r} is none of {', '.join(SPLITS)}")
+        if split:
+            lists.setdefault(split, set()).add(str(label))
+    return {split: sorted(lists[split]) for split in SPLITS if split in lists}
+
+
+def saved_vectors(data: Dataset) -> dict[str, Any]:
+    """The arrays of an .npz that `open_data` reads as the same vectors, which an embedding made."""
+    import numpy as np
+
+    assert data.embed is not None
+    split_of = {c: split for split, members in data.splits.items() for c in members}
+    source = {
+        "embed": data.embed.described(), "digest": data.digest, "vectors": _sha(data.examples),
+    }  # fmt: skip
+    return {
+        "x": data.examples,
+        "y": np.array(data.classes)[data.labels],
+        "files": np.array(data.files),
+        "split": np.array([split_of.get(int(c), "") for c in data.labels]),
+        "embed": np.array(json.dumps(source)),
+    }
+
+
+def _of_pictures(data: Dataset, text: str, x: np.ndarray, path: Path) -> Dataset:
+    """Vectors with what made them, and the digest of their pictures if they are those vectors."""
+    try:
+        source = json.loads(text)
+        if not isinstance(source, dict):
+            raise DataError("what made them is not described")
+        same = source.get("vectors") == _sha(x)
+        return replace(
+            data,
+            embed=Embed.read(source.get("embed")),
+            digest=str(source["digest"]) if same else "",
+        )
+    except (ValueError, KeyError) as error:
+        warnings.warn(
+            f"{path}: what is trained on these vectors will not read pictures: {error}",
+            DataWarning,
+            stacklevel=2,
+        )
+        return data
+
+
+def _sha(vectors: np.ndarray) -> str:
+    return hashlib.sha256(vectors.tobytes()).hexdigest()
 
 
 def glyphs(*, per_class: int = 20, seed: int = 0) -> Dataset:

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ibaml.tasks.errors import DataError
+
+if TYPE_CHECKING:
+    from ibaml.tasks.embedding import Embed
 
 SPLITS = ("train", "val", "test")
 
@@ -32,6 +35,7 @@ class Dataset:
         splits: class indices of each split; no class is in two splits.
         files: the file of each example, if it came from one.
         inverted: whether dark and light of the images were exchanged on reading.
+        embed: what made feature vectors of images, if that is known.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Dataset:
     digest: str = ""
     files: tuple[str, ...] = ()
     inverted: bool = False
+    embed: Embed | None = None
 
     def __post_init__(self) -> None:
         if len(self.examples) != len(self.labels):

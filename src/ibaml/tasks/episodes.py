@@ -62,11 +62,13 @@ class Episodes:
         object.__setattr__(self, "_classes", enough)
         if self.classes < self.ways:
             small = len(members) - len(enough)
+            sizes = ", ".join(f"{len(c)} {split}" for split, c in self.data.splits.items())
             raise DataError(
                 f"{self.data.name}, split {self.split!r}: {self.ways}-way episodes of "
                 f"{self.shots} + {self.queries} examples need {self.ways} classes of {need}, and "
                 f"there are {self.classes} ({small} classes are smaller): lower ways, shots or "
-                "queries"
+                f"queries, or choose the classes of each split with --splits FILE (now {sizes}). "
+                "To tell classes apart from a few examples, without training: ibaml predict"
             )
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ibaml.extras import need
 from ibaml.tasks.dataset import Dataset
+from ibaml.tasks.embedding import Embed
 from ibaml.tasks.errors import DataError
-from ibaml.tasks.images import decode
+from ibaml.tasks.images import open_picture, picture_of, read_file, square
 from ibaml.tasks.keyed import EpisodeTasks, TableTasks, TaskSource
-
-_BYTES = 64_000_000  # a larger image file is refused unread
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,7 @@ class Inputs:
         inverted: whether dark and light are exchanged.
         columns: names of the features, if they have any.
         target: name of the target, its mean and deviation in training.
+        embed: what makes a row of a picture; its description where that needs a part of yours.
 
     >>> Inputs((2,), (1.0, 0.0), (2.0, 1.0))([[3.0, 4.0]])
     tensor([[1., 4.]])
@@ -46,6 +45,7 @@ class Inputs:
     inverted: bool = False
     columns: tuple[str, ...] = ()
     target: tuple[str, float, float] | None = None
+    embed: Embed | Mapping[str, Any] | None = None
 
     @property
     def is_image(self) -> bool:
@@ -60,7 +60,7 @@ class Inputs:
             mean, deviation = data.moments
             return cls(
                 tuple(data.examples.shape[1:]), tuple(mean.tolist()), tuple(deviation.tolist()),
-                data.inverted,
+                data.inverted and data.is_image, embed=data.embed,
             )  # fmt: skip
         if isinstance(data, TableTasks):
             table = data.table
@@ -76,8 +76,11 @@ class Inputs:
 
         Args:
             raw: images: paths of files, or arrays of uint8 (N, C, H, W) or (N, H, W[, C]); rows:
-                numbers (N, features), or mappings from column to number.
+                numbers (N, features), or mappings from column to number, or images if these were
+                embedded.
         """
+        if self.embed is not None and not _rows(raw):
+            raw = (self.embed if isinstance(self.embed, Embed) else Embed.read(self.embed))(raw)
         if self.is_image:
             pixels = torch.from_numpy(np.stack([self._pixels(one) for one in _several(raw)]))
             x = pixels.float() / 255
@@ -121,40 +124,16 @@ class Inputs:
         """One image as uint8 (C, side, side)."""
         channels, side = self.shape[0], self.shape[-1]
         if isinstance(one, str | Path):
-            path = Path(one)
-            try:
-                if path.stat().st_size > _BYTES:
-                    raise DataError(f"{path}: larger than {_BYTES / 1e6:.0f} MB")
-                content = path.read_bytes()
-            except OSError as error:
-                raise DataError(f"{path}: {error.strerror or error}") from error
-            pixels = decode(content, str(path), side, channels)  # type: ignore[arg-type]
+            picture = open_picture(read_file(Path(one)), str(one), channels)  # type: ignore[arg-type]
         else:
-            pixels = self._array(np.asarray(one))
+            picture = picture_of(np.asarray(one), channels)  # type: ignore[arg-type]
+        pixels = square(picture, side, channels)  # type: ignore[arg-type]
         return 255 - pixels if self.inverted else pixels
-
-    def _array(self, array: np.ndarray) -> np.ndarray:
-        need("PIL")
-        from PIL import Image, ImageOps
-
-        channels, side = self.shape[0], self.shape[-1]
-        if array.dtype != np.uint8 or array.ndim not in (2, 3):
-            raise DataError(
-                f"an image is a path or uint8 (C, H, W) or (H, W[, C]), got {array.dtype} "
-                f"{array.shape}"
-            )
-        if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[2] not in (1, 3):
-            array = array.transpose(1, 2, 0)
-        picture = Image.fromarray(array.squeeze(2) if array.shape[2:] == (1,) else array)
-        picture = picture.convert("L" if channels == 1 else "RGB")
-        if picture.size != (side, side):
-            picture = ImageOps.fit(picture, (side, side), Image.Resampling.BILINEAR)
-        pixels = np.asarray(picture, dtype=np.uint8)
-        return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     def described(self) -> dict[str, Any]:
         """The preparation for a JSON file."""
-        return asdict(self)
+        embed = self.embed.described() if isinstance(self.embed, Embed) else self.embed
+        return {**asdict(replace(self, embed=None)), "embed": embed}
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Inputs:
@@ -168,6 +147,7 @@ class Inputs:
                 bool(content["inverted"]),
                 tuple(str(n) for n in content["columns"]),
                 None if target is None else (str(target[0]), float(target[1]), float(target[2])),
+                _known_embedding(content.get("embed")),
             )
             sizes = {len(inputs.mean), len(inputs.deviation), inputs.shape[0]}
             numbers = (*inputs.mean, *inputs.deviation, *(inputs.target or ("", 0.0, 1.0))[1:])
@@ -178,6 +158,29 @@ class Inputs:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError(f"the description of inputs is damaged ({error})") from error
         return inputs
+
+
+def _rows(raw: Any) -> bool:
+    """Whether raw inputs are rows of numbers already, not pictures."""
+    if isinstance(raw, np.ndarray | Tensor):
+        return raw.ndim == 2 and str(raw.dtype).removeprefix("torch.").startswith("float")
+    first = raw[0] if isinstance(raw, Sequence) and raw and not isinstance(raw, str) else None
+    if isinstance(first, np.ndarray | Tensor):
+        return first.ndim == 1
+    return isinstance(first, Sequence | Mapping) and not isinstance(first, str)
+
+
+def _known_embedding(content: Any) -> Embed | Mapping[str, Any] | None:
+    """The embedding of a description; the description itself if the embedding cannot be made here,
+    which is then said when a picture is to be read."""
+    if content is None:
+        return None
+    if not isinstance(content, dict):
+        raise ValueError("its embedding is none")
+    try:
+        return Embed.read(content)
+    except DataError:
+        return content
 
 
 def _several(raw: Any) -> Sequence[Any]:

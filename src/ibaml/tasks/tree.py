@@ -7,13 +7,17 @@ import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from ibaml.tasks.errors import DataError
 
-MAX_MEMBER = 256 * 2**20  # bytes of one file in an archive
+MAX_MEMBER = 256 * 2**20  # bytes of one file
+MAX_FILES = 2_000_000  # in a folder: a link to a whole disk is not followed to its end
 
 
 @dataclass(frozen=True)
@@ -48,27 +52,49 @@ class Tree:
             raise DataError(f"{root}: damaged archive ({error})") from error
         return cls(root, tuple(sorted(names)), True)
 
-    def read_all(self, names: list[str]) -> Iterator[tuple[str, bytes]]:
-        """The contents of the named files, in the same order."""
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[str], bytes]]:
+        """A function that returns the content of a named file; a `DataError` if it cannot be read.
+        Threads may share it."""
         if not self.zipped:
-            for name in names:
-                yield name, (self.root / name).read_bytes()
+            yield self._read_file
             return
         with zipfile.ZipFile(self.root) as archive:
+            yield partial(self._read_member, archive)
+
+    def _read_file(self, name: str) -> bytes:
+        path = self.root / name
+        try:
+            if path.stat().st_size > MAX_MEMBER:
+                raise DataError(f"{name} has more than {MAX_MEMBER:,} bytes")
+            return path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{name}: {error.strerror or error}") from error
+
+    def _read_member(self, archive: zipfile.ZipFile, name: str) -> bytes:
+        try:
+            with archive.open(name) as member:
+                data = member.read(MAX_MEMBER + 1)
+        except (
+            zipfile.BadZipFile,
+            RuntimeError,
+            zlib.error,
+            EOFError,
+            NotImplementedError,
+        ) as error:
+            raise DataError(
+                f"{self.root}: {name} cannot be read ({error}); is the archive damaged or "
+                "encrypted?"
+            ) from error
+        if len(data) > MAX_MEMBER:
+            raise DataError(f"{self.root}: {name} unpacks to more than {MAX_MEMBER:,} bytes")
+        return data
+
+    def read_all(self, names: list[str]) -> Iterator[tuple[str, bytes]]:
+        """The contents of the named files, in the same order."""
+        with self.reading() as read:
             for name in names:
-                try:
-                    with archive.open(name) as member:
-                        data = member.read(MAX_MEMBER + 1)
-                except (zipfile.BadZipFile, RuntimeError, zlib.error, EOFError) as error:
-                    raise DataError(
-                        f"{self.root}: {name} cannot be read ({error}); is the archive damaged or "
-                        "encrypted?"
-                    ) from error
-                if len(data) > MAX_MEMBER:
-                    raise DataError(
-                        f"{self.root}: {name} unpacks to more than {MAX_MEMBER:,} bytes"
-                    )
-                yield name, data
+                yield name, read(name)
 
     def read(self, name: str) -> bytes:
         return next(self.read_all([name]))[1]
@@ -84,18 +110,61 @@ class Tree:
         else:
             digest.update(f"{self.root.resolve()}\n".encode())
             for name in names:
-                i = (self.root / name).stat()
-                facts = (name, i.st_size, i.st_mtime_ns, i.st_ctime_ns, i.st_ino)
+                facts: tuple[object, ...] = (name,)
+                with suppress(OSError):  # a file that was removed meanwhile is reported when read
+                    i = (self.root / name).stat()
+                    facts = (name, i.st_size, i.st_mtime_ns, i.st_ctime_ns, i.st_ino)
                 digest.update(repr(facts).encode())
         return digest.hexdigest()
 
 
 def _walk(root: Path) -> Iterator[str]:
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(f for f in folders if not _litter(f))
-        for file in files:
-            if not _litter(file):
-                yield (Path(folder) / file).relative_to(root).as_posix()
+    """The regular files under a folder. A link to a folder is followed if that was not visited
+    yet, so each folder is read once, and a cycle ends; real folders come before links to them."""
+    here = root.resolve()
+    visited = {_identity(here)}
+    waiting, links, found = deque([""]), deque[str](), 0
+    while waiting or links:
+        prefix = waiting.popleft() if waiting else links.popleft()
+        if prefix and (root / prefix.rstrip("/")).is_symlink():
+            target = (root / prefix).resolve()
+            if _identity(target) in visited or here.is_relative_to(target):
+                continue
+            visited.add(_identity(target))
+        for entry in sorted(_entries(root / prefix), key=lambda one: one.name):
+            if _litter(entry.name):
+                continue
+            link = entry.is_symlink()
+            if link and os.path.isdir(entry.path):
+                links.append(f"{prefix}{entry.name}/")
+            elif entry.is_dir(follow_symlinks=False):
+                if (identity := _identity(Path(entry.path))) not in visited:
+                    visited.add(identity)
+                    waiting.append(f"{prefix}{entry.name}/")
+            # a broken link counts as a file, which is then said to be unreadable
+            elif os.path.isfile(entry.path) or (link and not os.path.exists(entry.path)):
+                found += 1
+                if found > MAX_FILES:
+                    raise DataError(
+                        f"{root} holds more than {MAX_FILES:,} files: name a folder in it"
+                    )
+                yield f"{prefix}{entry.name}"
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be read ({error.strerror or error}): change its permissions, or move "
+            "it out"
+        ) from error
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    facts = folder.stat()
+    return facts.st_dev, facts.st_ino
 
 
 def _litter(name: str) -> bool:

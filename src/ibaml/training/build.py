@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from ibaml.recommended import MANY_WAYS, make_solver, recommended_temperature
 from ibaml.solve import Solver
 from ibaml.tasks import Augment, EpisodeTasks, Inputs, SinusoidTasks, Table, TableTasks, TaskSource
 from ibaml.tasks.catalog import open_data
+from ibaml.tasks.embedding import Embed
 from ibaml.tasks.sources.decode import Progress
+from ibaml.tasks.sources.folder import roots_of
 from ibaml.training.rules import (
     data_kind,
     refuse_unread_by_network,
@@ -39,11 +42,17 @@ def pick_dtype(settings: Settings) -> torch.dtype:
 def located(settings: Settings) -> Settings:
     """The settings with absolute paths, which hold in every working directory."""
     names = ("root", "splits") if settings.data in NAMES else ("data", "root", "splits")
-    given = {name: Path(value).expanduser() for name in names if (value := getattr(settings, name))}
-    paths: dict[str, Any] = {
-        name: str(path.absolute()) for name, path in given.items() if path.exists()
+    given = {name: _paths(value) for name in names if (value := getattr(settings, name))}
+    found: dict[str, Any] = {
+        name: os.pathsep.join(str(path.absolute()) for path in paths)
+        for name, paths in given.items()
+        if all(path.exists() for path in paths)
     }
-    return replace(settings, **paths)
+    return replace(settings, **found)
+
+
+def _paths(text: str) -> list[Path]:
+    return roots_of(text, os.pathsep)
 
 
 def open_tasks(
@@ -76,7 +85,7 @@ def open_tasks(
         return SinusoidTasks(queries=settings.queries, **common)
     if Path(settings.data).suffix.lower() == ".tsv":
         raise SettingsError("a table needs task, features and target: name its columns")
-    if settings.data not in NAMES and not Path(settings.data).expanduser().exists():
+    if settings.data not in NAMES and not any(path.exists() for path in _paths(settings.data)):
         raise SettingsError(
             f"data {settings.data!r} is neither a path nor one of {', '.join(NAMES)}"
             f"{near(settings.data, NAMES)}"
@@ -85,7 +94,9 @@ def open_tasks(
         settings.data,
         root=settings.root,
         splits=settings.splits,
+        class_level=settings.class_level,
         image_size=settings.image_size,
+        embed=None if settings.backbone is None else Embed(settings.backbone, device=device),
         progress=progress,
     )
     assert settings.ways is not None

@@ -60,6 +60,7 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         missing = [name for name in ("task", "features", "target") if name not in table]
         raise SettingsError(f"a table needs {' and '.join(missing)} too ({table[0]} was given)")
     refuse_unread_data(given)
+    _refuse_beside_backbone(given)
     regression = is_regression(given)
     for name in ("ways", "train_ways", "rotations", "augment", "tie_head"):
         if regression and given.get(name):
@@ -112,6 +113,23 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
     warmup, iterations = given.get("warmup", 0), given.get("iterations", 2000)
     if warmup > iterations:
         raise SettingsError(f"warmup ({warmup}) is longer than iterations ({iterations})")
+
+
+def _refuse_beside_backbone(given: Mapping[str, Any]) -> None:
+    """Refuse what is for images where a run reads their embeddings."""
+    if given.get("backbone") is None:
+        return
+    for name in ("image_size", "rotations", "augment"):
+        if given.get(name):
+            raise SettingsError(
+                f"{name} is not read with a backbone, which embeds pictures as they are: leave it "
+                "out"
+            )
+    if (model := given.get("model")) is not None and BACKBONES[model].images:
+        raise SettingsError(
+            f"model {model} reads images, and backbone {given['backbone']} makes vectors of them: "
+            "use discriminant or mlp, or leave backbone out"
+        )
 
 
 def _refuse_beside_full(given: Mapping[str, Any], method: str) -> None:
@@ -203,12 +221,15 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
     for name, usual in (("image_size", IMAGE_SIZE), ("queries", QUERIES)):
         if kind.reads(name):
             values[name] = usual
+    vectors = kind is FEATURES or given.get("backbone") is not None
+    if vectors:
+        values["image_size"] = None
     if regression:
         values["tasks"] = 16
     else:
         values["ways"] = 5
     model = given.get("model")
-    if kind is FEATURES and model is None and given.get("hidden") is None:
+    if vectors and model is None and given.get("hidden") is None:
         model = "discriminant"
     own = any(name in given for name in ("posterior", "beta", "init_log_var", "lam"))
     if model == "discriminant" and values.get("posterior") == "full" and not own:

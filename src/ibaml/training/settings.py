@@ -24,6 +24,7 @@ from ibaml.words import (
     OBJECTIVES,
     POSTERIORS,
     PRECISIONS,
+    PRETRAINED,
     READ_BY,
     SOLVERS,
     UNROLLED,
@@ -47,8 +48,9 @@ class Settings:
 
     # --- tasks
     data: str = setting(
-        "glyphs", "A name from `ibaml data list`, sinusoids, an image folder or zip, a CSV list of "
-        "images, an .npz of features x and labels y, or a table (with --target).", _DATA
+        "glyphs", "A name from `ibaml data list`, sinusoids, an image folder or zip (or several, "
+        "with : between), a CSV list of images, an .npz of features x and labels y, or a table "
+        "(with --target).", _DATA
     )  # fmt: skip
     root: str | None = setting(
         None, "Folder of the files of a named dataset or a CSV list.", _DATA,
@@ -57,6 +59,14 @@ class Settings:
     splits: str | None = setting(
         None, "JSON file with the classes (or tasks) of train, val and test, for your own data.",
         _DATA, shown="as in the data, else by a hash of names",
+    )  # fmt: skip
+    class_level: int | None = setting(
+        None, "Folder: 1 takes the folders directly in it as classes, 2 those in them, …", _DATA,
+        least=1, shown="the innermost folders",
+    )  # fmt: skip
+    backbone: str | None = setting(
+        None, "Embed images with a pre-trained network and learn from the vectors: "
+        f"{' or '.join(PRETRAINED)}.", _DATA, choices=PRETRAINED,
     )  # fmt: skip
     image_size: int | None = setting(
         None, "Side in pixels of your own images (folder or list).", _DATA, least=4,
