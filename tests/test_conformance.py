@@ -115,6 +115,13 @@ class TestHeadNewton(SolverSuite):
         return DiagonalGaussian()
 
 
+class TestMomentum(SolverSuite):
+    many = 500
+
+    def make(self, steps):
+        return GradientDescent(steps, 0.2, momentum=0.7)
+
+
 class TestPolyakDescent(SolverSuite):
     many = 500
 

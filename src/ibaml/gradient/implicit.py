@@ -33,8 +33,12 @@ from ibaml.solve import Descent, NewtonCG, Solution, Solver, energy_and_gradient
 def enough_steps(stopped: bool = False) -> LinearSolver:
     """Conjugate gradients until every task's system is solved to 0.1 %: usually 10 to 25 steps, at
     most 64; always 16 in a CUDA recording, where the residual cannot be read. Where descent was
-    stopped early (H + δI) until 1 %, since the rule itself is no nearer: 4 to 8 steps."""
-    return ConjugateGradient(steps=64, tol=1e-2 if stopped else 1e-3, recorded=8 if stopped else 16)
+    stopped early (H + δI) until 1 %, since the rule itself is no nearer: 4 to 8 steps; a task that
+    meets a direction in which C is below −(P + δI)/2, where descent was far from converged, has its
+    first-order gradient."""
+    if stopped:
+        return ConjugateGradient(steps=64, tol=1e-2, recorded=8, trust=0.5)
+    return ConjugateGradient(steps=64, tol=1e-3, recorded=16)
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,9 @@ class ConjugateGradient:
         refresh: recompute the true residual after this many steps, against rounding drift.
         recorded: at most this many steps in a CUDA recording, where the residual cannot be read
             and all steps are taken; None for ``steps``.
-
-    A direction of negative curvature stops its system at the iterate before it.
+        trust: a system that meets a direction p with pᵀHp < trust·pᵀMp, M the matrix that the
+            preconditioner inverts, is given up: its value is M⁻¹b. None: it stops at a direction of
+            negative curvature, at the iterate before it.
 
     >>> A = torch.tensor([[2.0, 0.0], [0.0, 4.0]])
     >>> u = ConjugateGradient(steps=2)(lambda u: u @ A, torch.tensor([2.0, 4.0])).value
@@ -54,6 +55,7 @@ class ConjugateGradient:
     start: Literal["zero", "preconditioned"] = "zero"
     refresh: int = 50
     recorded: int | None = None
+    trust: float | None = None
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps, 0)
@@ -64,6 +66,8 @@ class ConjugateGradient:
         check_count("refresh", self.refresh, 1)
         if self.recorded is not None:
             check_count("recorded", self.recorded, 1)
+        if self.trust is not None:
+            check_number("trust", self.trust, least=0)
 
     def __call__(
         self, matvec: MatVec, b: Tensor, precondition: MatVec | None = None
@@ -99,7 +103,8 @@ class ConjugateGradient:
             rayleigh = curvature / dot(p, mp)
             largest = torch.maximum(largest, torch.where(active, rayleigh, largest))
             flat = rayleigh.abs() <= 10 * eps * largest
-            reason = torch.where(active & (curvature < 0), Reason.NEGATIVE_CURVATURE, reason)
+            bends = curvature < 0 if self.trust is None else rayleigh < self.trust
+            reason = torch.where(active & bends, Reason.NEGATIVE_CURVATURE, reason)
             reason = torch.where(active & (flat | (curvature == 0)), Reason.SINGULAR, reason)
             reason = torch.where(active & ~curvature.isfinite(), Reason.NONFINITE, reason)
             active = reason == Reason.STEPS
@@ -118,6 +123,9 @@ class ConjugateGradient:
             steps = steps + active
             reason = torch.where(active & (norm(r) <= target), Reason.CONVERGED, reason)
 
+        if self.trust is not None:
+            stopped = (reason == Reason.NEGATIVE_CURVATURE) | (reason == Reason.SINGULAR)
+            u = torch.where(stopped, solve(b), u)
         return LinearSolution(
             value=u,
             steps=per_system(steps),
