@@ -89,12 +89,25 @@ def judge(
             )
 
 
+def characters(path: Path, embed: ibaml.Embed, priors: Priors) -> None:
+    """Sixty characters of Omniglot: no photographs at all."""
+    tree = Tree.open(path)
+    of = {name: name.rsplit("/", 1)[0] for name in tree.names if name.endswith(".png")}
+    folders = sorted(set(of.values()))
+    kept = [folders[i] for i in np.random.default_rng(0).permutation(len(folders))[:60]]
+    names = [name for name, folder in of.items() if folder in kept]
+    pictures = [Image.open(io.BytesIO(b)).convert("RGB") for _, b in tree.read_all(names)]
+    x = torch.from_numpy(embed(pictures))
+    judge("Omniglot", priors, x, np.array([of[name] for name in names]), kept)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("pictures", type=Path)
     parser.add_argument("splits", type=Path)
     parser.add_argument("embeddings", type=Path)
     parser.add_argument("--backbone", default=DEFAULT)
+    parser.add_argument("--omniglot", type=Path, help="images_evaluation.zip: drawn characters")
     parser.add_argument("--most", type=int, default=60, help="pictures of each class to change")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -135,6 +148,8 @@ def main() -> None:
     for name, change in OTHER.items():
         changed = torch.from_numpy(embed([change(pictures[i]) for i in rows]))
         judge(name, several, changed, of[rows], splits["val"])
+    if given.omniglot is not None:
+        characters(given.omniglot, embed, several)
 
 
 if __name__ == "__main__":
