@@ -116,7 +116,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
 
 class FewShotRegressor(RegressorMixin, BaseEstimator):
-    """Bayesian regression from a few examples, with a standard deviation for every answer.
+    """Bayesian regression from a few examples, with a standard deviation for every answer. For up
+    to about a thousand examples, whose cube its time grows with.
 
     Args:
         prior: None to choose the beliefs by the examples' evidence, or beliefs that `meta_fit`

@@ -17,12 +17,16 @@ from torch import Tensor
 
 from ibaml.answers.head import Head
 
+_POOL = 4000  # of more queries, the unsurest are looked at
+
 
 def suggested(head: Head, z: Tensor, count: int) -> list[int]:
     """Rows of z (m, K), the most useful first; all of them if there are no more."""
     confidence = head.log_probabilities(z).amax(-1).exp()
     familiar = torch.from_numpy(np.nan_to_num(head.familiar(z), nan=1.0)).to(confidence)
     unsure = 1 - confidence * familiar
+    pool = unsure.argsort(descending=True, stable=True)[: max(_POOL, count)]
+    z, unsure = z[pool], unsure[pool]
     alike = _likeness(head, z, z)
     covered = _likeness(head, z, head.z).amax(-1)
     chosen: list[int] = []
@@ -31,7 +35,7 @@ def suggested(head: Head, z: Tensor, count: int) -> list[int]:
         gain[chosen] = -1
         chosen.append(int(gain.argmax()))
         covered = torch.maximum(covered, alike[chosen[-1]])
-    return chosen
+    return [int(row) for row in pool[chosen]]
 
 
 def _likeness(head: Head, a: Tensor, b: Tensor) -> Tensor:
