@@ -134,6 +134,8 @@ def _predict(
     )
     if found.failed:
         say(f"{len(found.failed)} files cannot be read, see their notes", style="yellow")
+    if bool((answers.familiar != answers.familiar).all()):
+        say("Which are unknown is not known: that needs a prior, or 20 examples of larger classes")
     if answers.sure is not None:
         say(
             f"{int(answers.sure.sum())} answers are sure: on tasks like those it was measured on, "
