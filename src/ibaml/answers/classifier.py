@@ -162,7 +162,7 @@ class Classifier:
         familiar = head.familiar(z)
         unknown = np.nan_to_num(familiar, nan=1.0) < false_alarms
         sure = None
-        if head.promises is not None:
+        if head.promises is not None and head.classes > 1:
             shots = float(head.counts.min())
             sure = probabilities.max(1) >= head.promises.sure(error, head.classes, shots)
             sure &= ~unknown

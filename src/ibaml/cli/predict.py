@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ibaml.answers import Classifier
     from ibaml.answers.reading import Given
 
-_PREDICT = """Answer which class photographs are of, from a few examples of each class.
+_PREDICT = """Name photographs (or vectors, or rows) after a few of each class.
 
     SUPPORT holds the examples: a folder (or zip) with a folder for each class, an .npz with x and
     y, a CSV table with a column label; or a classifier that --save wrote. QUERIES are what to
