@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from ibaml.heads.from_base import fit
 from ibaml.training import resolve, train
 
 FEATURES = 40
+FIXTURES = Path(__file__).parent / "artefacts" / "answers"
 
 
 def drawn(classes: int, each: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -359,3 +361,34 @@ def _tensor(path, name, value):
 def test_what_cannot_be_done_is_said(shop, call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(shop)
+
+
+# --- files of every format there was -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", sorted(FIXTURES.glob("*.ibaml")), ids=lambda f: f.stem)
+def test_classifiers_of_every_format_there_was_are_read(file):
+    """Written by `python tests/test_answers.py`, once for every format, and kept."""
+    expected = json.loads(file.with_suffix(".json").read_text())
+    answers = Classifier.load(file).answer(np.eye(6))
+    np.testing.assert_allclose(answers.probabilities, expected["probabilities"], atol=1e-4)
+    np.testing.assert_allclose(answers.familiar, expected["familiar"], atol=1e-4)
+    assert answers.labels == expected["labels"]
+
+
+def write_fixtures() -> None:
+    FIXTURES.mkdir(exist_ok=True)
+    x, y = drawn(12, 8, 0)
+    shop = Classifier(fit_prior(x[:, :6], y, tasks=5))
+    shop.add(x[:20, :6], [f"class {c}" for c in y[:20].tolist()], [f"{i}.jpg" for i in range(20)])
+    shop.save(FIXTURES / "classifier-1.ibaml")
+    answers = shop.answer(np.eye(6))
+    content = {
+        "probabilities": answers.probabilities.tolist(), "familiar": answers.familiar.tolist(),
+        "labels": answers.labels,
+    }  # fmt: skip
+    (FIXTURES / "classifier-1.json").write_text(json.dumps(content))
+
+
+if __name__ == "__main__":
+    write_fixtures()
