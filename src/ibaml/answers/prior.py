@@ -190,9 +190,10 @@ def rooted(x: Tensor) -> Tensor:
 
 def packaged_for(embed: Mapping[str, Any] | None) -> Prior | None:
     """The packaged prior for vectors of this network (`ibaml.Embed.described`); None for others."""
-    for prior in map(Prior.open, packaged() if embed else ()):
-        if embed and prior.digest == embed.get("digest"):
-            return prior
+    for name in packaged() if embed else ():
+        facts, tensors = read_artifact(_FOLDER / f"{name}.safetensors", "prior")
+        if embed and facts["facts"]["embed"]["digest"] == embed.get("digest"):
+            return Prior.read(facts, tensors)
     return None
 
 
