@@ -172,6 +172,24 @@ def test_without_a_prior(tmp_path, shop):
     assert 0 < float(found["stripes2.png"]["familiar"]) <= 1
 
 
+def test_a_prior_of_ones_own_classes(tmp_path):
+    rng = np.random.default_rng(0)
+    x = 3 * rng.normal(size=(24, 1, 40)) + rng.normal(size=(24, 12, 40))
+    names = np.repeat([f"c{i}" for i in range(24)], 12)
+    np.savez(tmp_path / "own.npz", x=x[:20].reshape(-1, 40), y=names[:240])
+    np.savez(tmp_path / "few.npz", x=x[20:22, :4].reshape(-1, 40), y=["a"] * 4 + ["b"] * 4)
+    np.savez(tmp_path / "new.npz", x=x[20:, 4:].reshape(-1, 40))
+    run("predict", tmp_path / "few.npz", tmp_path / "new.npz", "--out", tmp_path / "out",
+        "--prior", tmp_path / "own.npz", "--save", tmp_path / "saved.ibaml")  # fmt: skip
+    found = list(rows(tmp_path / "out").values())
+    labels = [row["label"] for row in found]
+    assert [row["best"] for row in found[:16]] == ["a"] * 8 + ["b"] * 8
+    assert labels[16:] == ["unknown"] * 16
+    assert float(found[16]["familiar"]) < min(float(row["familiar"]) for row in found[9:16])
+    run("predict", tmp_path / "saved.ibaml", tmp_path / "new.npz", "--out", tmp_path / "again")
+    assert [row["label"] for row in rows(tmp_path / "again").values()] == labels
+
+
 def test_tables_of_numbers(tmp_path):
     rng = np.random.default_rng(0)
     lines = ["width,label,file,height"]

@@ -16,6 +16,7 @@ from ibaml.answers.promises import ERRORS, LEVELS, SHOTS, WAYS, Promises
 from ibaml.extras import need
 from ibaml.heads.from_base import FromBase, Whitening, fit
 from ibaml.heads.from_data import class_folds, class_statistics
+from ibaml.machine import threads
 
 _FOLDS, _TASKS, _QUERIES = 3, 100, 10  # tasks of each size in each fold; queries of each class
 _LEAST = 2  # queries of each class
@@ -32,6 +33,11 @@ def fit_prior(x: Tensor, y: Tensor, name: str = "own", seed: int = 0, tasks: int
         name: as it is shown.
         seed, tasks: see `calibrate`.
     """
+    with threads(1):  # small products, for which threads wait longer than they work
+        return _fitted(x, y, name, seed, tasks)
+
+
+def _fitted(x: Tensor, y: Tensor, name: str, seed: int, tasks: int) -> Prior:
     root = x.shape[1] >= MANY and bool((x >= 0).all())
     found = fit(rooted(x) if root else x, y, seed=seed)
 

@@ -13,7 +13,7 @@ from ibaml.cli.screen import errors_as_sentences, say
 from ibaml.words import PRETRAINED
 
 if TYPE_CHECKING:
-    from ibaml.answers import Classifier
+    from ibaml.answers import Classifier, Prior
     from ibaml.answers.reading import Given
 
 _PREDICT = """Name photographs (or vectors, or rows) after a few of each class.
@@ -72,7 +72,8 @@ def _predict(
     prior: Annotated[
         str | None,
         typer.Option(
-            help="What is known of classes before: a name, a file, a run, or none.",
+            help="What is known of classes before: a name, vectors of other classes (.npz), a run, "
+            "a file, or none.",
             show_default="photos for photographs, else none",
         ),
     ] = None,
@@ -228,7 +229,8 @@ def _known(source: Any, prior: str | None) -> dict[str, Any]:
     if prior is None:
         return {"prior": None} if own is None else {"prior": own}
     if prior != "none":
-        chosen, embed = Prior.open(prior), source.get("embed") or {}
+        chosen = _fitted(Path(prior)) if prior.endswith(".npz") else Prior.open(prior)
+        embed = source.get("embed") or {}
         if chosen.digest and embed and chosen.digest != embed.get("digest"):
             raise ValueError(
                 f"--prior {prior} is for another network than {embed.get('backbone')}: leave it "
@@ -236,6 +238,24 @@ def _known(source: Any, prior: str | None) -> dict[str, Any]:
             )
         return {"prior": chosen}
     return {"prior": None, "promises": None if own is None else own.without}
+
+
+def _fitted(path: Path) -> Prior:
+    """A prior of other classes' vectors."""
+    from dataclasses import replace
+
+    import numpy as np
+    import torch
+
+    from ibaml.answers import fit_prior
+    from ibaml.answers.reading import read_examples
+
+    _there(path)
+    found = read_examples(path, "")
+    names, index = np.unique(found.labels or (), return_inverse=True)
+    say(f"learning how {len(names)} classes of {path} differ …")
+    made = fit_prior(torch.from_numpy(found.x), torch.from_numpy(index), path.stem)
+    return replace(made, facts={"embed": found.source.get("embed")})
 
 
 def _tell(found: Given) -> None:
