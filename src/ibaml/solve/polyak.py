@@ -30,11 +30,12 @@ class PolyakDescent(GradientDescent):
         lowest: E₀, a number that the energy never falls below; by default the likelihood's: 0 for
             labels, that of a perfect fit for Gaussian noise.
 
-    >>> PolyakDescent(steps=15, lr=0.1).lowest is None
-    True
+    >>> PolyakDescent(steps=15).lr
+    0.03
     """
 
-    lr: Rate = 0.1
+    lr: Rate = 0.03
+    momentum: float = 0.7
     lowest: float | None = None
 
     def __post_init__(self) -> None:
