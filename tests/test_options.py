@@ -522,8 +522,8 @@ OPTIONS = {
     ),
     "nearly a solver": (
         lambda: m.ibaml(mlp_model(), solver="newtn"),
-        "solver must be one of newton, descent, polyak, natural, adam, dual, head; got 'newtn'; did "
-        "you mean newton?",
+        "solver must be one of newton, descent, polyak, natural, adam, dual, head; got 'newtn'; "
+        "did you mean newton?",
     ),
     "nearly an objective": (
         lambda: m.ibaml(mlp_model(), objective="querry"),

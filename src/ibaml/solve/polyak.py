@@ -26,7 +26,7 @@ class PolyakDescent(GradientDescent):
     """Gradient descent whose steps are at most ``lr`` long, and never longer than Polyak's, task by
     task. `Implicit(stopping="auto")` adds up the steps that were taken.
 
-    With momentum (0.7, say) it goes further in the same number of steps. A single step is then up to
+    With momentum (0.7, say) it goes further in the same number of steps. A single step is then
     1 + μ times as long, which still leads nearer; of several, that is not certain.
 
     Args:
