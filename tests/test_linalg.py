@@ -158,6 +158,41 @@ def test_indefinite_operator_stops_at_the_iterate_before():
     assert torch.allclose(dense.value, b / a.diagonal())
 
 
+@given(st.integers(1, 12), st.floats(-3, 3), st.integers(0, 10**6), st.booleans())
+def test_a_system_that_is_not_trusted_is_given_up(n, lowest, seed, precondition):
+    """Its value is the preconditioner's alone; one whose directions are all trusted is solved as
+    ever."""
+    rng = torch.Generator().manual_seed(seed)
+    m = 0.5 + torch.rand(n, generator=rng, dtype=F64)
+    q = torch.linalg.qr(torch.randn(n, n, generator=rng, dtype=F64)).Q
+    values = torch.cat([torch.tensor([lowest], dtype=F64), torch.linspace(1, 4, n, dtype=F64)[1:]])
+    a = m.sqrt()[:, None] * (q @ torch.diag(values) @ q.T) * m.sqrt()  # in the metric of M
+    b = vector(n, seed + 1)
+    inverse = (lambda r: r / m) if precondition else None
+    solver = ConjugateGradient(steps=4 * n, tol=1e-9, trust=0.5)
+    if not precondition:
+        a = q @ torch.diag(values) @ q.T
+    solution = solver(times(a), b, inverse)
+    alone = b / m if precondition else b
+    if lowest < -0.01:
+        assert solution.reason == Reason.NEGATIVE_CURVATURE
+    if solution.reason in (Reason.NEGATIVE_CURVATURE, Reason.SINGULAR):
+        assert lowest < 0.5
+        assert torch.equal(solution.value, alone)
+    else:
+        assert lowest >= 0
+        assert torch.allclose(a @ solution.value, b, atol=1e-7 * float(b.norm()))
+    if lowest >= 0.5 + 1e-6:
+        assert solution.reason == Reason.CONVERGED
+
+
+def test_without_trust_every_positive_direction_counts():
+    a = torch.diag(torch.tensor([0.1, 1.0], dtype=F64))
+    b = torch.tensor([1.0, 0.0], dtype=F64)
+    assert torch.allclose(ConjugateGradient(steps=2)(times(a), b).value, 10 * b)
+    assert torch.equal(ConjugateGradient(steps=2, trust=0.5)(times(a), b).value, b)
+
+
 @pytest.mark.parametrize("solver", [ConjugateGradient(steps=20), Dense(), Neumann(steps=2000)])
 def test_one_bad_system_harms_no_other(solver):
     """A batch of five: sound, singular, indefinite, not finite, sound."""

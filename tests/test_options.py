@@ -522,8 +522,8 @@ OPTIONS = {
     ),
     "nearly a solver": (
         lambda: m.ibaml(mlp_model(), solver="newtn"),
-        "solver must be one of newton, descent, polyak, natural, adam, dual, head; got 'newtn'; did you "
-        "mean newton?",
+        "solver must be one of newton, descent, polyak, natural, adam, dual, head; got 'newtn'; "
+        "did you mean newton?",
     ),
     "nearly an objective": (
         lambda: m.ibaml(mlp_model(), objective="querry"),
@@ -816,7 +816,7 @@ class TestPosterior:
         ],
     )  # fmt: skip
     def test_what_describes_draws_or_descent_selects_the_diagonal_posterior(self, given):
-        assert m.ibaml(mlp_model(), **given).belief == DiagonalGaussian()
+        assert isinstance(m.ibaml(mlp_model(), **given).belief, DiagonalGaussian)
 
     def test_by_name(self):
         assert m.ibaml(mlp_model(), posterior="diagonal").belief == DiagonalGaussian()

@@ -40,7 +40,8 @@ def test_the_method_decides_what_was_not_given():
     assert (drawn.posterior, drawn.solver, drawn.noise) == ("diagonal", "head", "outputs")
     assert resolve({"noise": "antithetic"}).solver == "newton"
     assert resolve({"adapt": "all"}).posterior == "diagonal"
-    assert (maml.adapt, maml.solver, maml.steps) == ("all", "descent", 5)
+    assert (maml.adapt, maml.solver, maml.steps) == ("all", "polyak", 5)
+    assert resolve({"method": "maml", "inner_lr": 0.1}).solver == "descent"
     assert maml.samples is None
     assert maml.lam is None
     assert resolve({"method": "ibaml", "inner_lr": 0.1}).solver == "descent"

@@ -566,7 +566,7 @@ def test_it_is_the_default_where_descent_is_stopped():
     learner = ibaml.methods.ibaml(mlp_model(), adapt="all")
     assert learner.gradient == Implicit(
         Curvature("energy", block="mean"),
-        ConjugateGradient(64, tol=1e-2, recorded=8),
+        ConjugateGradient(64, tol=1e-2, recorded=8, trust=0.5),
         stopping="auto",
     )
     assert learner.solver.steps == 15

@@ -286,7 +286,9 @@ def _settings_given(options: Mapping[str, Any]) -> dict[str, Any]:
     known = sizes or solver is None or isinstance(solver, str | DualNewton | HeadNewton)
     if settings["stopping"] is None and (rule is not None or not known):
         settings["stopping"] = "off"  # nothing says where such a solver stopped
-    if isinstance(likelihood := options.get("likelihood"), Gaussian):
+    likelihood = options.get("likelihood")
+    settings["bounded"] = likelihood is None or isinstance(likelihood, Categorical | Gaussian)
+    if isinstance(likelihood, Gaussian):
         settings["noise_std"] = math.exp(float(likelihood.log_noise.detach()))
     return settings
 
@@ -318,7 +320,7 @@ def _belief(method: str, options: dict[str, Any], values: Mapping[str, Any]) -> 
     if lam is not None and "beta" in options:
         raise ValueError("lam and beta both set the strength of the prior: give one of them")
     kappa = None
-    lam = values.get("lam") if lam is None and values["posterior"] == "full" else lam
+    lam = values.get("lam") if lam is None else lam
     if lam is not None:
         check_number("lam", lam, above=0)
         log_var = options.get("init_log_var", values["init_log_var"])

@@ -30,6 +30,7 @@ from ibaml.solve import (
 from ibaml.tasks import Dataset, EpisodeTasks, TaskSource
 from ibaml.words import GAUSSIAN, IMPLICIT, IN_CLOSED_FORM, METHODS, NOT_OF_FULL
 
+_FEW_STEPS = ("maml", "abml", "fomaml")  # for them Polyak's bound on steps pays
 MANY_WAYS = 20  # classes of a training task, if the prior is tied over them and there are enough
 MANY_CLASSES = 300  # with so many, a temperature learned with the prior is right for new classes
 
@@ -58,7 +59,7 @@ def recommended(
         given: settings that others depend on: ``posterior`` and all that only another than the full
             one reads, ``solver``, ``inner_lr`` (a given α selects descent), ``noise``,
             ``curvature``, ``stopping``, ``execution``, ``lam``, ``beta``, ``learn_beta``,
-            ``noise_std``.
+            ``noise_std``, ``bounded`` (False: nobody knows the loss's lowest value).
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     by_itself = head and given.get("execution", "auto") in ("auto", "head")
@@ -79,13 +80,18 @@ def recommended(
         newton = method in IMPLICIT and head and "inner_lr" not in given
         exact = noise == "outputs" and on_outputs
         solver = "descent" if not newton else "head" if exact else "newton"
+        bounded = given.get("bounded", True) and not regression and "inner_lr" not in given
+        if method in _FEW_STEPS and bounded:  # docs/studies/paper-setting.md
+            solver = "polyak"
     # descent stops early, and the implicit rule knows it; a given curvature means the plain rule
     stopped = method in IMPLICIT and solver in ("descent", "polyak", "natural")
     stopped &= "curvature" not in given and given.get("stopping") not in ("off", "0", 0)
     steps = {"newton": 8, "head": 16}.get(solver, 15 if stopped else 5)
     values.update(solver=solver, steps=steps)
     if solver in ("descent", "polyak", "natural", "adam"):
-        values["inner_lr"] = 0.01 if solver == "adam" else 0.1
+        # a network's loss is too curved for longer steps (docs/studies/paper-setting.md)
+        labels = 0.1 if head or method == "reptile" else 0.03
+        values["inner_lr"] = 0.01 if solver == "adam" else 0.1 if regression else labels
         if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
             values["inner_lr"] *= given.get("noise_std", values["noise_std"]) ** 2
     if method in IMPLICIT:
@@ -105,7 +111,11 @@ def recommended(
             beta=0.002 if head else 0.01 if regression else 0.001,
             init_log_var=-5.0 if head else -6.0 if regression else -9.0,
         )
-    if "lam" in given:
+    if stopped and method == "ibaml" and not head and not regression:
+        values.update(samples=2)
+        if not given.get("beta") and not given.get("learn_beta"):
+            values["lam"] = 0.1  # which means the same at any number of shots
+    if "lam" in given or "lam" in values:
         values.pop("beta", None)
     if method == "imaml":
         values["lam"] = 0.05

@@ -26,15 +26,18 @@ class PolyakDescent(GradientDescent):
     """Gradient descent whose steps are at most ``lr`` long, and never longer than Polyak's, task by
     task. `Implicit(stopping="auto")` adds up the steps that were taken.
 
+    With momentum (0.7, say) it goes further in the same number of steps. A single step is then
+    1 + μ times as long, which still leads nearer; of several, that is not certain.
+
     Args:
         lowest: E₀, a number that the energy never falls below; by default the likelihood's: 0 for
             labels, that of a perfect fit for Gaussian noise.
 
-    >>> PolyakDescent(steps=15, lr=0.1).lowest is None
-    True
+    >>> PolyakDescent(steps=15).lr
+    0.03
     """
 
-    lr: Rate = 0.1
+    lr: Rate = 0.03
     lowest: float | None = None
 
     def __post_init__(self) -> None:
