@@ -23,7 +23,6 @@ from ibaml.tasks import (
     image_list,
     open_data,
 )
-from ibaml.tasks import tree as trees
 from ibaml.tasks.dataset import split_by_hash
 from ibaml.tasks.sources.layout import read_layout
 from ibaml.tasks.tree import Tree
@@ -222,7 +221,7 @@ class TestLinks:
         ]
 
     def test_a_folder_without_end_is_refused(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(trees, "MAX_FILES", 3)
+        monkeypatch.setattr("ibaml.untrusted.FILES", 3)
         save(tmp_path / "else", *(f"{i}.png" for i in range(4)))
         save(tmp_path / "f", "a/1.png")
         (tmp_path / "f" / "disk").symlink_to(tmp_path / "else")

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from ibaml import untrusted
 from ibaml._version import __version__
 from ibaml.extras import need
 from ibaml.files import write_whole
 
 FORMAT = 1
-_LARGEST = 16 << 30  # bytes; a larger file is refused unread
 _READERS = {
     "learner": "ibaml.load",
     "posterior": "ibaml.load_posterior",
@@ -48,20 +48,18 @@ def write_artifact(
 
 def read_artifact(path: Path, wanted: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     need("safetensors")
-    from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        if path.is_file() and path.stat().st_size > _LARGEST:
-            raise ArtifactError(f"{path} is larger than {_LARGEST >> 30} GiB")
-        content = path.read_bytes()
+        content = untrusted.content(path, untrusted.ARTIFACT)
+    except untrusted.Refused as error:
+        raise ArtifactError(f"{path} cannot be read: it {error}") from error
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read ({error.strerror or error})") from error
     try:
-        size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size])["__metadata__"]
-        kind, number = header["ibaml"], int(header["format"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        header = untrusted.header_of(content)
+        kind, number = str(header["ibaml"]), int(header["format"])
+    except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path} is damaged, or not a file of ibaml") from error
     if number > FORMAT:
         raise ArtifactError(
@@ -73,16 +71,9 @@ def read_artifact(path: Path, wanted: str) -> tuple[dict[str, Any], dict[str, Te
         raise ArtifactError(f"{path} holds a {kind}, not a {wanted}: {reader} reads it")
     try:
         tensors = load(content)
-        facts = json.loads(header["facts"])
+        facts = untrusted.parsed_json(header["facts"])
         if not isinstance(facts, dict):
             raise ValueError("no facts")
-    except (
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RuntimeError,
-        RecursionError,
-    ) as error:
-        raise ArtifactError(f"{path} is damaged ({error})") from error
+    except Exception as error:  # the parser may raise anything on a broken file
+        raise ArtifactError(f"{path} is damaged ({untrusted.first_line(error)})") from error
     return facts, tensors

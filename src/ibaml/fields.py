@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ibaml import untrusted
 from ibaml.extras import need
 
 Check = Callable[[Any], str | None]  # says what a value must be ("must rise"); None if it is
@@ -266,11 +266,11 @@ def read_toml(path: Path, table: type) -> dict[str, Any]:
     """The settings in a TOML file, named as on the command line, with dashes or underscores.
     `chosen` checks the values."""
     try:
-        content = tomllib.loads(path.read_bytes().decode())
+        content = untrusted.parsed_toml(untrusted.content(path, untrusted.SETTINGS))
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not TOML: {error}") from error
+    except untrusted.Refused as error:
+        raise SettingsError(f"{path} {error}") from error
     settings = {}
     for name, value in content.items():
         if isinstance(value, Mapping):

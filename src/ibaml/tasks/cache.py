@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ibaml.tasks.errors import DataError
+from ibaml.untrusted import DOCUMENT, content, first_line, parsed_json
 
 FORMAT = 1  # part of every entry's name, so that a new layout never reads an old entry
 STORE = "ibaml-datasets"
@@ -150,8 +151,13 @@ def _named(name: str, digest: str) -> str:
 
 
 def _read(entry: Path) -> tuple[np.ndarray, dict[str, Any]]:
-    facts = json.loads((entry / "facts.json").read_text())
-    return np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False), facts
+    facts = parsed_json(content(entry / "facts.json", DOCUMENT))
+    if not isinstance(facts, dict):
+        raise ValueError("its facts are none")
+    try:
+        return np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False), facts
+    except Exception as error:  # the parser may raise anything on a broken header
+        raise ValueError(first_line(error)) from error
 
 
 def _prepare(store: Path) -> None:

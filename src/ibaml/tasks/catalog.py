@@ -22,6 +22,7 @@ from ibaml.tasks.sources import cifar100, cub, image_folder, image_list, miniima
 from ibaml.tasks.sources.decode import Progress
 from ibaml.tasks.sources.embedded import embedded
 from ibaml.tasks.sources.folder import roots_of
+from ibaml.untrusted import parsed_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,14 +76,14 @@ CATALOG: dict[str, Known] = {
             "cifar-fs",
             "CIFAR-100 as 64/16/20 classes, 32×32 color",
             "free for research, cite Krizhevsky (2009)",
-            "cifar-100-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html",
+            "cifar-100-binary.tar.gz (or -python) from www.cs.toronto.edu/~kriz/cifar.html",
             lambda root, progress: cifar100(root, "cifar-fs"),
         ),
         Known(
             "fc100",
             "CIFAR-100 split by superclass (12/4/4), 32×32 color",
             "free for research, cite Krizhevsky (2009)",
-            "cifar-100-python.tar.gz from www.cs.toronto.edu/~kriz/cifar.html",
+            "cifar-100-binary.tar.gz (or -python) from www.cs.toronto.edu/~kriz/cifar.html",
             lambda root, progress: cifar100(root, "fc100"),
         ),
         Known(
@@ -164,37 +165,30 @@ def open_data(
 def _features(path: Path, splits: str | Path | Mapping[str, Sequence[str]] | None) -> Dataset:
     """Feature vectors ``x`` and labels ``y`` of an .npz, and what made them of pictures, if
     `ibaml embed` did; nothing in it is executed."""
-    import zipfile
+    from ibaml.tasks.npz import read_npz
 
-    import numpy as np
-
+    held = read_npz(path, ("x", "y", "split", "embed"))
+    if missing := [name for name in ("x", "y") if name not in held]:
+        raise DataError(f"{path} has no array {missing[0]!r}: it needs x (N, D) and y (N,)")
     try:
-        with np.load(path, allow_pickle=False) as content:
-            missing = [n for n in ("x", "y") if n not in content]
-            if missing:
-                raise DataError(f"{path} has no array {missing[0]!r}: it needs x (N, D) and y (N,)")
-            if splits is None and "split" in content:
-                splits = _splits(content["y"], content["split"], path)
-            data = feature_vectors(content["x"], content["y"], splits=splits, name=path.stem)
-            if "embed" in content:
-                return _of_pictures(data, str(content["embed"]), content["x"], path)
-            return data
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"{path} is not an .npz of plain arrays, or it is damaged: {error}"
-        ) from error
+        if splits is None and "split" in held:
+            splits = _splits(held["y"], held["split"])
+        data = feature_vectors(held["x"], held["y"], splits=splits, name=path.stem)
+    except ValueError as error:  # also of four bytes that are no character
+        raise DataError(f"{path}: {error}") from error
+    if "embed" in held:
+        return _of_pictures(data, held["embed"], held["x"], path)
+    return data
 
 
-def _splits(labels: np.ndarray, splits: np.ndarray, path: Path) -> dict[str, list[str]]:
+def _splits(labels: np.ndarray, splits: np.ndarray) -> dict[str, list[str]]:
     """The classes of each split, from the split of every vector."""
-    if labels.shape != splits.shape:
-        raise DataError(f"{path}: {len(labels)} labels but {len(splits)} splits")
+    if labels.ndim != 1 or labels.shape != splits.shape:
+        raise DataError(f"y is {labels.shape} and split {splits.shape}: one each, (N,)")
     lists: dict[str, set[str]] = {}
     for label, split in zip(labels.tolist(), splits.tolist(), strict=True):
         if split not in ("", *SPLITS):
-            raise DataError(f"{path}: split {split!r} is none of {', '.join(SPLITS)}")
+            raise DataError(f"split {split!r} is none of {', '.join(SPLITS)}")
         if split:
             lists.setdefault(split, set()).add(str(label))
     return {split: sorted(lists[split]) for split in SPLITS if split in lists}
@@ -218,10 +212,10 @@ def saved_vectors(data: Dataset) -> dict[str, Any]:
     }
 
 
-def _of_pictures(data: Dataset, text: str, x: np.ndarray, path: Path) -> Dataset:
+def _of_pictures(data: Dataset, text: np.ndarray, x: np.ndarray, path: Path) -> Dataset:
     """Vectors with what made them, and the digest of their pictures if they are those vectors."""
     try:
-        source = json.loads(text)
+        source = parsed_json(str(text)) if text.ndim == 0 else None
         if not isinstance(source, dict):
             raise DataError("what made them is not described")
         same = source.get("vectors") == _sha(x)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ibaml.tasks.errors import DataError
+from ibaml.untrusted import DOCUMENT, Refused, content, parsed_json
 
 if TYPE_CHECKING:
     from ibaml.tasks.embedding import Embed
@@ -163,7 +164,7 @@ def feature_vectors(
     array = np.asarray(array)
     if np.issubdtype(array.dtype, np.floating):
         array = array.astype(np.float32)
-    if len(array) == 0:
+    if array.ndim and len(array) == 0:
         raise DataError("features are empty")
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
         raise DataError(
@@ -218,9 +219,11 @@ def published(name: str) -> dict[str, Any]:
 def split_by_file(path: Path, classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Splits from a JSON file ``{"train": [class, …], "val": […], "test": […]}``."""
     try:
-        lists = json.loads(path.expanduser().read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"split file {path}: {error}") from error
+        lists = parsed_json(content(path.expanduser(), DOCUMENT))
+    except Refused as error:
+        raise DataError(f"split file {path} {error}") from error
+    except OSError as error:
+        raise DataError(f"split file {path}: {error.strerror or error}") from error
     well_formed = isinstance(lists, dict) and bool(lists) and set(lists) <= set(SPLITS)
     if not well_formed or not all(
         isinstance(v, list) and all(isinstance(c, str) for c in v) for v in lists.values()
@@ -259,6 +262,11 @@ def split_by_hash(classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Splits 64 : 16 : 20 by a hash of the class's name, so that adding classes moves no other."""
     result: dict[str, list[int]] = {s: [] for s in SPLITS}
     for i, name in enumerate(classes):
-        share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+        share = (
+            int.from_bytes(
+                hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big"
+            )
+            / 2**64
+        )
         result["train" if share < 0.64 else "val" if share < 0.8 else "test"].append(i)
     return {s: tuple(v) for s, v in result.items()}

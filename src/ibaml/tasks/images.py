@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ibaml import untrusted
 from ibaml.extras import need
 from ibaml.tasks.errors import DataError
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Channels = Literal[1, 3]
-MAX_PIXELS = 64_000_000  # a larger picture is refused before it is decoded
-MAX_BYTES = 64_000_000  # a larger image file is refused unread
 FOREIGN = (".heic", ".heif", ".avif")  # of telephones: named in messages, not read
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 
@@ -68,7 +67,7 @@ def open_picture(
         with opened as image:
             width, height = image.size
             smaller = least is not None and image.format == "JPEG"
-            allowed = 2 * MAX_PIXELS if smaller else MAX_PIXELS
+            allowed = 2 * untrusted.PIXELS if smaller else untrusted.PIXELS
             if width * height > allowed:
                 raise ImageError(
                     f"{name}: {width}×{height} pixels are more than the {allowed:,} allowed"
@@ -117,12 +116,11 @@ def picture_of(array: np.ndarray, channels: Channels = 3) -> Image.Image:
 def read_file(path: Path) -> bytes:
     """The content of an image file that a person names."""
     try:
-        if not path.is_file():
-            what = "a folder" if path.is_dir() else "no file" if path.exists() else "not there"
-            raise DataError(f"{path} is {what}: name an image file")
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path}: larger than {MAX_BYTES / 1e6:.0f} MB")
-        return path.read_bytes()
+        return untrusted.content(path, untrusted.PICTURE)
+    except untrusted.Refused as error:
+        raise DataError(f"{path} {error}: name an image file") from error
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is not there: name an image file") from error
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
 

@@ -6,18 +6,17 @@ import hashlib
 import os
 import stat
 import zipfile
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
+from ibaml import untrusted
+from ibaml.tasks.archive import is_zip, opened_zip, read_member
 from ibaml.tasks.errors import DataError
-
-MAX_MEMBER = 256 * 2**20  # bytes of one file
-MAX_FILES = 2_000_000  # in a folder: a link to a whole disk is not followed to its end
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,14 @@ class Tree:
             return cls(root, tuple(sorted(_walk(root))), False)
         if not root.exists():
             raise DataError(f"{root} does not exist")
-        if not zipfile.is_zipfile(root):
+        if not is_zip(root):
             raise DataError(f"{root} is neither a folder nor a zip archive")
-        try:
-            with zipfile.ZipFile(root) as archive:
-                names = [_safe(info, root) for info in archive.infolist() if not info.is_dir()]
-                names = [n for n in names if not _litter(n)]
-                if len(set(names)) < len(names):
-                    twice = next(n for n in sorted(names) if names.count(n) > 1)
-                    raise DataError(f"{root}: refused, holds {twice!r} twice")
-        except zipfile.BadZipFile as error:
-            raise DataError(f"{root}: damaged archive ({error})") from error
-        return cls(root, tuple(sorted(names)), True)
+        with opened_zip(root) as archive:
+            names = [_safe(info, root) for info in archive.infolist() if not info.is_dir()]
+        names = sorted(n for n in names if not _litter(n))
+        if twice := next((one for one, other in pairwise(names) if one == other), None):
+            raise DataError(f"{root}: refused, holds {twice!r} twice")
+        return cls(root, tuple(names), True)
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[str], bytes]]:
@@ -59,36 +54,22 @@ class Tree:
         if not self.zipped:
             yield self._read_file
             return
-        with zipfile.ZipFile(self.root) as archive:
+        with opened_zip(self.root) as archive:
             yield partial(self._read_member, archive)
 
     def _read_file(self, name: str) -> bytes:
-        path = self.root / name
         try:
-            if path.stat().st_size > MAX_MEMBER:
-                raise DataError(f"{name} has more than {MAX_MEMBER:,} bytes")
-            return path.read_bytes()
+            return untrusted.content(self.root / name, untrusted.MEMBER)
+        except untrusted.Refused as error:
+            raise DataError(f"{name} {error}") from error
         except OSError as error:
             raise DataError(f"{name}: {error.strerror or error}") from error
 
     def _read_member(self, archive: zipfile.ZipFile, name: str) -> bytes:
         try:
-            with archive.open(name) as member:
-                data = member.read(MAX_MEMBER + 1)
-        except (
-            zipfile.BadZipFile,
-            RuntimeError,
-            zlib.error,
-            EOFError,
-            NotImplementedError,
-        ) as error:
-            raise DataError(
-                f"{self.root}: {name} cannot be read ({error}); is the archive damaged or "
-                "encrypted?"
-            ) from error
-        if len(data) > MAX_MEMBER:
-            raise DataError(f"{self.root}: {name} unpacks to more than {MAX_MEMBER:,} bytes")
-        return data
+            return read_member(archive, name)
+        except DataError as error:
+            raise DataError(f"{self.root}: {error}") from error
 
     def read_all(self, names: list[str]) -> Iterator[tuple[str, bytes]]:
         """The contents of the named files, in the same order."""
@@ -104,11 +85,11 @@ class Tree:
         times of files in a folder (reading them all would take as long as decoding them)."""
         digest = hashlib.sha256()
         if self.zipped:
-            with self.root.open("rb") as file:
+            with untrusted.opened(self.root) as file:
                 while block := file.read(2**20):
                     digest.update(block)
         else:
-            digest.update(f"{self.root.resolve()}\n".encode())
+            digest.update(f"{self.root.resolve()}\n".encode(errors="surrogateescape"))
             for name in names:
                 facts: tuple[object, ...] = (name,)
                 with suppress(OSError):  # a file that was removed meanwhile is reported when read
@@ -144,9 +125,9 @@ def _walk(root: Path) -> Iterator[str]:
             # a broken link counts as a file, which is then said to be unreadable
             elif os.path.isfile(entry.path) or (link and not os.path.exists(entry.path)):
                 found += 1
-                if found > MAX_FILES:
+                if found > untrusted.FILES:
                     raise DataError(
-                        f"{root} holds more than {MAX_FILES:,} files: name a folder in it"
+                        f"{root} holds more than {untrusted.FILES:,} files: name a folder in it"
                     )
                 yield f"{prefix}{entry.name}"
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ibaml import untrusted
 from ibaml.extras import need
 
 FORMAT = 1
@@ -37,21 +38,25 @@ def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
 def unpack(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a file that `pack` made; a damaged file raises `CheckpointError`."""
     need("safetensors")
-    from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size])["__metadata__"]
+        header = untrusted.header_of(content)
         tensors = load(content)
-        facts, digest, version = header["facts"], header["digest"], header["format"]
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"it is damaged or not a checkpoint of ibaml ({error})") from error
-    if version != str(FORMAT):
-        raise CheckpointError(f"it has format {version}, and this ibaml reads {FORMAT}")
-    if _digest(tensors, facts) != digest:
-        raise CheckpointError("its content does not match its digest")
-    return tensors, json.loads(facts)
+        text, digest, version = header["facts"], header["digest"], header["format"]
+        if version != str(FORMAT):
+            raise CheckpointError(f"it has format {version}, and this ibaml reads {FORMAT}")
+        if _digest(tensors, text) != digest:
+            raise CheckpointError("its content does not match its digest")
+        facts = untrusted.parsed_json(text)
+        if not isinstance(facts, dict):
+            raise ValueError("no facts")
+    except CheckpointError:
+        raise
+    except Exception as error:  # the parser may raise anything on a broken file
+        reason = untrusted.first_line(error)
+        raise CheckpointError(f"it is damaged or not a checkpoint of ibaml ({reason})") from error
+    return tensors, facts
 
 
 def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:

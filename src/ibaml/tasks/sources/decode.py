@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,9 +129,8 @@ def made(
 def listed(name: str, parts: Parts) -> list[tuple[Tree, Entry]]:
     """All images of the parts; none, or a file twice, is refused."""
     for _, entries in parts:
-        named = [e.file for e in entries]
-        if len(set(named)) < len(named):
-            twice = next(f for f in named if named.count(f) > 1)
+        named = sorted(e.file for e in entries)
+        if twice := next((one for one, other in pairwise(named) if one == other), None):
             raise DataError(f"{name}: {twice!r} is listed twice")
     flat = [(tree, entry) for tree, entries in parts for entry in entries]
     if not flat:

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from ibaml import untrusted
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import SPLITS, Dataset, group, published, split_by_name
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.images import Channels
 from ibaml.tasks.rows import read_rows
 from ibaml.tasks.sources.decode import Entry, Progress, is_image, load_images
-from ibaml.tasks.sources.unpickle import array, texts, unpickle
+from ibaml.tasks.sources.unpickle import array, numbers, unpickle
 from ibaml.tasks.tree import Tree
 
 LICENSE = "non-commercial research (ImageNet terms)"
@@ -30,12 +31,13 @@ def miniimagenet(
     progress: Progress | None = None,
 ) -> Dataset:
     """miniImageNet from ``train.csv``, ``val.csv``, ``test.csv`` beside ``images/``; from a folder
-    per WordNet id; or from the ``mini-imagenet-cache-*.pkl`` pickles (nothing in them is run)."""
+    per WordNet id; or, where there are no images, from the ``mini-imagenet-cache-*.pkl`` pickles
+    (their bytes are read; no pickle is loaded)."""
     root = Path(root)
-    if any((root / f"mini-imagenet-cache-{s}.pkl").exists() for s in SPLITS):
-        return _pickles(root, image_size)
+    pickled = any((root / f"mini-imagenet-cache-{s}.pkl").exists() for s in SPLITS)
     tree = Tree.open(root)
-    if any((root / f"{s}.csv").exists() for s in SPLITS):
+    listed = any((root / f"{s}.csv").exists() for s in SPLITS)
+    if listed and ((root / "images").exists() or not pickled):
         entries, lists = _tables(root, tree)
         splitter = partial(split_by_name, lists, origin=str(root))
     else:
@@ -45,6 +47,8 @@ def miniimagenet(
             for n in tree.names
             if is_image(n) and "/" in n and n.split("/")[-2] in known
         ]
+        if not entries and pickled:
+            return _pickles(root, image_size)
         if not entries:
             raise DataError(
                 f"{root}: found none of the public layouts (train.csv + images/, one folder per "
@@ -121,7 +125,12 @@ def _pickles(root: Path, size: int) -> Dataset:
 
 
 def _one_pickle(path: Path, size: int) -> tuple[np.ndarray, dict[str, list[int]]]:
-    content = unpickle(path.read_bytes(), path.name)
+    try:
+        content = unpickle(untrusted.content(path, untrusted.PICKLE), path.name)
+    except untrusted.Refused as error:
+        raise DataError(f"{path} {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
     for key in ("image_data", "class_dict"):
         if key not in content:
             raise DataError(f"{path}: there is no {key!r}")
@@ -133,9 +142,20 @@ def _one_pickle(path: Path, size: int) -> tuple[np.ndarray, dict[str, list[int]]
     index = content["class_dict"]
     if not isinstance(index, dict):
         raise DataError(f"{path}: class_dict must be a dictionary from class to rows")
-    rows = [int(r) for members in index.values() for r in members]
+    members = {
+        label if isinstance(label, str) else bytes(label).decode("latin-1"): numbers(
+            one, f"{path}: the rows of {label!r}"
+        )
+        for label, one in index.items()
+        if isinstance(label, str | bytes)
+    }
+    if len(members) < len(index):
+        raise DataError(f"{path}: class_dict has a class whose name is no text")
+    rows = [row for one in members.values() for row in one]
     if rows and not 0 <= min(rows) <= max(rows) < len(pixels):
         raise DataError(f"{path}: class_dict names rows outside the {len(pixels)} images")
+    if not rows:
+        raise DataError(f"{path}: class_dict names no images")
     if len(set(rows)) < len(rows):
         raise DataError(f"{path}: class_dict names an image in two classes")
-    return pixels, dict(zip(texts(index), index.values(), strict=True))
+    return pixels, members
