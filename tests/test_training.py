@@ -333,7 +333,7 @@ def test_folders_that_are_no_runs_or_of_another_version_are_refused(tmp_path):
         with pytest.raises(RunError, match=words):
             open_run(run.path)
     config.write_text("{")
-    with pytest.raises(RunError, match=r"config\.json cannot be read: Expecting property name"):
+    with pytest.raises(RunError, match=r"config\.json cannot be read: it is not JSON"):
         open_run(run.path)
 
 

@@ -109,6 +109,8 @@ class Setting:
             value = float(value)
         if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
             raise self._not_of_its_kind(value)
+        if isinstance(value, str) and (problem := _unwritable(value)):
+            raise SettingsError(f"{self.name} {problem}, got {value!r}: rename it")
         if self.choices and value not in self.choices:
             raise SettingsError(
                 f"{self.name} must be one of {', '.join(self.choices)}; got {value!r}"
@@ -139,6 +141,8 @@ class Setting:
             )
         except (TypeError, ValueError):
             values = ()
+        if self.kind is str and (problem := next(filter(None, map(_unwritable, values)), None)):
+            raise SettingsError(f"{self.name} {problem}, got {value!r}: rename it")
         numbers: tuple[Any, ...] = values if self.kind in (int, float) else ()
         if not values or any(self._out_of_range(number) for number in numbers):
             example = "a,b" if self.kind is str else "1,5,10"
@@ -172,6 +176,15 @@ class Setting:
 
     def _not_of_its_kind(self, value: Any) -> SettingsError:
         return SettingsError(f"{self.name} must be {_KINDS[self.kind]}, got {value!r}")
+
+
+def _unwritable(text: str) -> str | None:
+    """Why a text cannot stand in a settings file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # the name of a file may be any bytes
+        return "must be UTF-8"
+    return "must not hold a zero byte" if "\0" in text else None
 
 
 def fields_of(table: type) -> Mapping[str, Setting]:

@@ -41,11 +41,14 @@ def errors_as_sentences() -> Iterator[None]:
     from ibaml.tasks.download import DownloadError
     from ibaml.training import TrainingError
 
-    mended = (ValueError, OSError, DownloadError, TrainingError, FloatingPointError, MissingLibrary)
+    mended = (
+        ValueError, OSError, DownloadError, TrainingError, FloatingPointError, MissingLibrary,
+        MemoryError,
+    )  # fmt: skip
     try:
         yield
     except mended as error:
-        say(f"Error: {error}", style="red")
+        say(f"Error: {error or 'there is not enough memory'}", style="red")
         raise typer.Exit(1) from error
 
 

@@ -112,11 +112,20 @@ class Trainer:
         }  # fmt: skip
 
     def restore(self, content: bytes) -> None:
-        """Go back to a checkpoint."""
-        facts = self._fill(content)
-        self.step, self.best, self.faulty = facts["step"], facts["best"], facts["faulty"]
-        self.best_step, self.returns = facts["best_step"], facts["returns"]
-        self.rise.restore(facts["rise"])
+        """Go back to a checkpoint; one of another network or run raises a `TrainingError`."""
+        try:
+            facts = self._fill(content)
+            best = facts["best"]
+            self.step, self.best = int(facts["step"]), None if best is None else float(best)
+            self.faulty, self.returns = int(facts["faulty"]), int(facts["returns"])
+            self.best_step = int(facts["best_step"])
+            self.rise.restore(facts["rise"])
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
+            raise TrainingError(
+                f"the newest checkpoint in {self._run_path()} is not one of this run ({reason}): "
+                "move it away, and an older one is taken"
+            ) from error
 
     def _fill(self, content: bytes) -> dict[str, Any]:
         """Restore weights, average and the optimizer's state from a checkpoint."""
@@ -126,7 +135,7 @@ class Trainer:
         if self.average is not None:
             for name, value in under("average", tensors).items():
                 self.average.values[name].copy_(value)
-            self.average.updates = facts["updates"]
+            self.average.updates = int(facts["updates"])
         return facts
 
     def save(self) -> None:

@@ -92,8 +92,14 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restore the optimizer's state; its settings stay those it was built with."""
     state: dict[int, dict[str, Any]] = {}
+    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     for key, value in tensors.items():
         index, _, name = key.partition("/")
+        own = parameters[int(index)]
+        if value.dim() and value.shape != own.shape:
+            raise ValueError(f"the optimizer's {name} of parameter {index} has another shape")
         # NAdam keeps a 0-dimensional product, every optimizer its step: tensors all
         state.setdefault(int(index), {})[name] = value
+    if len({frozenset(of_one) for of_one in state.values()}) > 1:
+        raise ValueError("the optimizer's state has gaps")
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -7,10 +7,12 @@ code with nothing to add up.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -87,6 +89,24 @@ def this_process() -> Processes:
         int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
         int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
     )
+
+
+def launch() -> dict[str, str] | None:
+    """Which torchrun started this process; None if none did."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    return {
+        "id": os.environ["TORCHELASTIC_RUN_ID"],
+        "host": platform.node(),
+        "agent": str(os.getppid()),  # stays the same when it restarts its processes
+    }
+
+
+def same_launch(one: Any, other: Any) -> bool:
+    """Whether two descriptions are of one torchrun. On another host it has another agent."""
+    if not isinstance(one, dict) or not isinstance(other, dict) or one.get("id") != other.get("id"):
+        return False
+    return one.get("host") != other.get("host") or one.get("agent") == other.get("agent")
 
 
 @contextmanager

@@ -91,9 +91,11 @@ class Rise:
         }  # fmt: skip
 
     def restore(self, facts: dict[str, Any]) -> None:
-        self.recent = deque(facts["recent"], maxlen=WINDOW)
-        self.best, self.spread, self.step = facts["best"], facts["spread"], facts["step"]
-        self.last, self.seen = facts["last"], facts["seen"]
+        best = facts["best"]
+        self.recent = deque((float(one) for one in facts["recent"]), maxlen=WINDOW)
+        self.best, self.spread = None if best is None else float(best), float(facts["spread"])
+        self.step, self.seen = int(facts["step"]), int(facts["seen"])
+        self.last = float(facts["last"])
 
 
 def no_way_back(

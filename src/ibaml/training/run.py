@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import re
@@ -26,16 +27,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ibaml import untrusted
 from ibaml._version import __version__
 from ibaml.extras import need
 from ibaml.fields import SettingsError, write_toml
 from ibaml.files import write_whole
 from ibaml.training.checkpoint import CheckpointError, pack, unpack
+from ibaml.training.processes import launch, same_launch
 from ibaml.training.rules import resolve
 from ibaml.training.settings import FIELDS, Settings
 
 FORMAT = 2
 _STEP = re.compile(r"step-(\d+)\.safetensors")
+_HALF_WRITTEN = re.compile(r"\.((step-\d+|best)\.safetensors|\.probe)-\w+")  # by `write_whole`
 
 
 class RunError(ValueError):
@@ -118,7 +122,7 @@ class Run:
             signature = _signature(path)
             if self._readable.get(path, ((), False))[0] != signature:
                 self._readable[path] = signature, False
-                unpack(path.read_bytes())
+                read_saved(path)
                 self._readable[path] = signature, True
             return self._readable[path][1]
         except (CheckpointError, OSError):
@@ -135,10 +139,9 @@ class Run:
             if saved is not None and path != self.best:
                 continue  # an older one
             try:
-                content = path.read_bytes()
-                facts = unpack(content)[1]
-                if saved is None or facts["step"] > saved.step:
-                    saved = Saved(path, content, facts)
+                one = read_saved(path)
+                if saved is None or one.step > saved.step:
+                    saved = one
             except (CheckpointError, OSError) as error:
                 notes.append(f"{path.name} is ignored: {error}")
         return saved, notes
@@ -159,17 +162,16 @@ class Run:
         """The validation nll of the best state and its iteration. None if the file is missing or
         cannot be read; the next validated state then replaces it."""
         try:
-            facts = unpack(self.best.read_bytes())[1]
-            return float(facts["validation"]["nll"]), int(facts["step"])
-        except (CheckpointError, OSError, KeyError, TypeError):
+            saved = read_saved(self.best)
+            return float(saved.facts["validation"]["nll"]), saved.step
+        except (ValueError, OSError, KeyError, TypeError):
             return None
 
     def weights(self, which: str) -> Saved:
         """The state ``"best"`` or ``"last"``; without validation, best is the last one."""
         if which == "best" and self.best.exists():
             try:
-                content = self.best.read_bytes()
-                return Saved(self.best, content, unpack(content)[1])
+                return read_saved(self.best)
             except (CheckpointError, OSError) as error:
                 raise RunError(f"{self.best}: {error}; use the last one (which='last')") from error
         saved, notes = self.newest()
@@ -211,6 +213,21 @@ class Saved:
         return int(self.facts["step"])
 
 
+def read_saved(path: Path) -> Saved:
+    """The state in a file; `CheckpointError` if it holds none, or another than its name says."""
+    try:
+        content = untrusted.content(path, untrusted.ARTIFACT)
+    except untrusted.Refused as error:
+        raise CheckpointError(f"it {error}") from error
+    tensors, facts = unpack(content)
+    step = facts.get("step")
+    if type(step) is not int or step < 0 or not any(n.startswith("learner/") for n in tensors):
+        raise CheckpointError("it holds no state of a run")
+    if (named := _STEP.fullmatch(path.name)) is not None and int(named[1]) != step:
+        raise CheckpointError(f"it holds iteration {step}, which is not what its name says")
+    return Saved(path, content, facts)
+
+
 def _signature(path: Path) -> tuple[int, ...]:
     """Numbers that change with a file's content, so that an unchanged file is not read again."""
     status = path.stat()
@@ -245,6 +262,7 @@ def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:
         },
         "git": _revision(),
         "command": shlex.join(sys.argv),
+        "launch": launch(),
     }
     try:
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -257,8 +275,7 @@ def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:
 def settle(run: Run) -> list[str]:
     """Write a run's settings into its folder; no other code changes them there. Returns a sentence
     for each setting that changed."""
-    file = run.path / "config.json"
-    content = json.loads(file.read_text())
+    content = _config(run.path)
     before, now = content["settings"], dataclasses.asdict(run.settings)
     if before == now:
         return []
@@ -285,11 +302,8 @@ def open_run(path: str | Path) -> Run:
             "does not exist" if not path.exists() else "is not a run folder: it has no config.json"
         )
         raise RunError(f"{path} {what}")
-    try:
-        content = json.loads(config.read_text())
-        version, given, data = content["format"], content["settings"], content["data"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{config} cannot be read: {error}") from error
+    content = _config(path)
+    version, given, data = content["format"], content["settings"], content["data"]
     if version != FORMAT:
         raise RunError(
             f"{path} was made by ibaml {content.get('ibaml', '?')} in format {version}, and this "
@@ -306,7 +320,49 @@ def open_run(path: str | Path) -> Run:
         settings = resolve(given)
     except SettingsError as error:
         raise RunError(f"{config}: {error}") from error
+    if problem := _problem(data):
+        raise RunError(f"{config}: data {problem}: it is damaged, or not a run's")
     return Run(path, settings, data)
+
+
+def begun_here(path: Path) -> bool:
+    """Whether a run was begun by the torchrun that started this process, which may have restarted
+    it."""
+    return same_launch(_config(path).get("launch"), launch())
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """What config.json holds; its settings and data are dictionaries, their values unchecked."""
+    config = path / "config.json"
+    try:
+        content = untrusted.parsed_json(untrusted.content(config, untrusted.DOCUMENT))
+    except untrusted.Refused as error:
+        raise RunError(f"{config} cannot be read: it {error}") from error
+    except OSError as error:
+        raise RunError(f"{config} cannot be read: {error.strerror or error}") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{config} cannot be read: it holds no settings")
+    for name in ("format", "settings", "data"):
+        if name not in content:
+            raise RunError(f"{config} cannot be read: there is no {name!r} in it")
+        if name != "format" and not isinstance(content[name], dict):
+            raise RunError(f"{config} cannot be read: its {name!r} has no names and values")
+    return content
+
+
+def _problem(data: Mapping[str, Any]) -> str | None:
+    """What is wrong with the description of a run's data."""
+    for name in ("name", "digest"):
+        if not isinstance(data.get(name), str):
+            return f"has no {name}"
+    shape = data.get("example_shape")
+    if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
+        return "has no example_shape"
+    if math.prod(shape) > untrusted.PIXELS:
+        return f"has examples of {shape}, which are too large"
+    if not isinstance(data.get("inputs"), dict | None):
+        return "describes no inputs"
+    return None
 
 
 def prepare_folder(run: Run) -> None:
@@ -314,8 +370,9 @@ def prepare_folder(run: Run) -> None:
     left half written."""
     try:
         run.checkpoints.mkdir(exist_ok=True)
-        for leftover in run.checkpoints.glob(".*-*"):
-            leftover.unlink(missing_ok=True)
+        for leftover in run.checkpoints.iterdir():
+            if _HALF_WRITTEN.fullmatch(leftover.name):
+                leftover.unlink(missing_ok=True)
         write_whole(run.checkpoints / ".probe", b"")
         os.unlink(run.checkpoints / ".probe")
     except OSError as error:
@@ -330,12 +387,12 @@ def _unwritable(path: Path, error: OSError) -> RunError:
 
 
 def _revision() -> str | None:
-    """The git revision of this code, with a + if there are uncommitted changes."""
+    """The git revision of this code, with a + if there are uncommitted changes; None if it is not
+    under version control, though it may lie in somebody else's repository."""
 
     def git(*words: str) -> str:
-        folder = Path(__file__).parent
         return subprocess.run(
-            ["git", "-C", str(folder), *words],
+            ["git", "-C", str(Path(__file__).parent), *words],
             capture_output=True,
             text=True,
             timeout=10,
@@ -343,6 +400,7 @@ def _revision() -> str | None:
         ).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails if it is not in there
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.SubprocessError):
         return None

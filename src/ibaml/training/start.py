@@ -32,6 +32,7 @@ from ibaml.training.processes import Processes, joined, this_process
 from ibaml.training.run import (
     Run,
     RunError,
+    begun_here,
     create_run,
     open_run,
     prepare_folder,
@@ -58,12 +59,18 @@ def train(
     settings = located(settings)
     out = Path(out)
     if processes.restarts and (out / "config.json").exists():
-        if other := differs(open_run(out).settings, settings):
+        begun = open_run(out)
+        if other := differs(begun.settings, settings):
             raise RunError(
                 f"{out} is another run ({other} differs): choose another --out, or resume it "
                 f"(ibaml train --resume {out})"
             )
-        return resume(out, watchers=watchers, progress=progress)  # torchrun restarted this process
+        if not begun_here(out):
+            raise RunError(
+                f"{out} is a run already: choose another --out, or resume it (ibaml train --resume "
+                f"{out})"
+            )
+        return resume(begun, watchers=watchers, progress=progress)  # torchrun restarted us
     with threads(settings.threads):
         return _begin(settings, out, processes, watchers, progress)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ibaml.files import write_whole
+from ibaml.untrusted import LOG, Refused, content, parsed_json
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,24 @@ class Watcher(Protocol):
     def ended(self) -> None: ...
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a ``log.jsonl``. What is none is left out: one that was cut short when the
+    process was killed, or that somebody else wrote."""
+    if not os.path.lexists(path):
+        return []
+    try:
+        text = content(path, LOG).decode(errors="replace")
+    except Refused as error:
+        raise Refused(f"{path} {error}: move it away") from error
+    lines = []
+    for line in text.split("\n"):
+        with suppress(Refused):
+            found = parsed_json(line)
+            if isinstance(found, dict) and isinstance(found.get("step", 0), int | float):
+                lines.append(found)
+    return lines
+
+
 class JsonLines:
     """``log.jsonl``: one JSON object per line, every ``every`` steps. A resumed run keeps the lines
     up to the step it continues from."""
@@ -70,21 +90,14 @@ class JsonLines:
 
     def started(self, first: int, total: int) -> None:
         self._total = total
-        lines = []
-        if self._path.exists():
-            for line in self._path.read_text().splitlines():
-                try:
-                    if json.loads(line).get("step", 0) <= first:
-                        lines.append(line)
-                except ValueError:  # a line cut short when the process was killed
-                    continue
+        kept = [line for line in read_log(self._path) if line.get("step", 0) <= first]
         with _named(self._path):
-            write_whole(self._path, "".join(f"{line}\n" for line in lines))
+            write_whole(self._path, "".join(f"{json.dumps(line)}\n" for line in kept))
 
-    def _write(self, content: dict[str, Any]) -> None:
-        content["seconds"] = round(time.monotonic() - self._began, 3)
+    def _write(self, line: dict[str, Any]) -> None:
+        line["seconds"] = round(time.monotonic() - self._began, 3)
         with _named(self._path), self._path.open("a") as file:
-            file.write(json.dumps(_plain(content)) + "\n")
+            file.write(json.dumps(_plain(line)) + "\n")
 
     def stepped(self, step: Step) -> None:
         if step.step % self._every == 0 or step.step == self._total or not step.moved:

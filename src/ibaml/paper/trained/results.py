@@ -7,7 +7,6 @@ machine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +24,7 @@ from ibaml.paper.trained.packed import packed, unpacked
 from ibaml.training import Run, RunError, Step, open_run, resume, train
 from ibaml.training.faults import Diverged
 from ibaml.training.start import load_run
+from ibaml.training.watch import read_log
 
 OnProgress = Callable[[int, str], None]  # arguments: tasks done of this arm, the current work
 
@@ -204,13 +204,12 @@ def _complete(run: Run) -> bool:
 
 
 def _log(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "log.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return read_log(folder / "log.jsonl")
 
 
 def _seconds(log: list[dict[str, Any]]) -> float:
     """The seconds of training, summed over restarts, because each counts from its own start."""
-    times = [float(line["seconds"]) for line in log]
+    times = [float(line.get("seconds", 0.0)) for line in log]
     return sum(now for now, then in zip(times, [*times[1:], 0.0], strict=True) if then < now)
 
 

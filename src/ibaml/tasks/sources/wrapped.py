@@ -64,7 +64,12 @@ def from_dataset(
         pixels = _pixels(picture, at, channels if embed is None else 3)
         if embed is None:
             pixels = square(picture_of(pixels, channels), image_size, channels)
-        digest.update(labels[-1].encode() + b"\0" + str(pixels.shape).encode() + pixels.tobytes())
+        digest.update(
+            labels[-1].encode(errors="surrogateescape")
+            + b"\0"
+            + str(pixels.shape).encode()
+            + pixels.tobytes()
+        )
         waiting.append(pixels)
         if len(waiting) == _AT_ONCE or at + 1 == count:
             parts.append(np.stack(waiting) if embed is None else embed(waiting))
