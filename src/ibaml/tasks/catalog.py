@@ -60,8 +60,16 @@ CATALOG: dict[str, Known] = {
             "images_background.zip and images_evaluation.zip (or the folders in them)",
             lambda root, progress: omniglot(root, progress=progress),
             (
-                Remote(f"{_OMNIGLOT}/images_background.zip", "68d2efa1b9178cc56df9314c21c6e718"),
-                Remote(f"{_OMNIGLOT}/images_evaluation.zip", "6b91aef0f799c5bb55b94e3f2daec811"),
+                Remote(
+                    f"{_OMNIGLOT}/images_background.zip",
+                    "68d2efa1b9178cc56df9314c21c6e718",
+                    "07356096b8076fcf915341f8715e94822249e2a4d5b999fd2d0f6cf9ebffebd5",
+                ),
+                Remote(
+                    f"{_OMNIGLOT}/images_evaluation.zip",
+                    "6b91aef0f799c5bb55b94e3f2daec811",
+                    "f5165eb5f20d18e13c6515650b69a42a2c0507506969d410ba5e4a1c572bd542",
+                ),
             ),
         ),
         Known(

@@ -1,7 +1,7 @@
 """How is a dataset file downloaded, complete and verified?
 
 It is written as `<name>.part`, continued after an interruption, and renamed only when its checksum
-is the expected one. Standard library only.
+is the expected one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from ibaml.tasks.errors import DataError
+from ibaml.tasks.tree import Tree
+
 Report = Callable[[int, int | None], None]
 """Called with the bytes so far and the bytes in all (None if unknown)."""
 
@@ -30,10 +33,16 @@ class DownloadError(RuntimeError):
 @dataclass(frozen=True)
 class Remote:
     """A file to download: its address, and its SHA-256 (or MD5, where that is what is published)
-    in hexadecimal digits."""
+    in hexadecimal digits.
+
+    ``contents`` is the SHA-256 of the files in a zip (their names and SHA-256s, in order), where
+    the zip's own is not known. It then decides alone: nobody can make two zips of different files
+    with the same one, and a zip that was packed again has it too.
+    """
 
     url: str
     checksum: str
+    contents: str | None = None
 
     @property
     def name(self) -> str:
@@ -48,6 +57,25 @@ class Remote:
     def digest(self, path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, self.algorithm).hexdigest()
+
+    def problem(self, path: Path) -> str | None:
+        """What shows that a file is another one; None if it is this one."""
+        if self.contents is None:
+            found, expected, kind = self.digest(path), self.checksum, self.algorithm
+        else:
+            try:
+                found, expected, kind = contents_of(path), self.contents, "sha256 of the contents"
+            except DataError as error:
+                return str(error)
+        return None if found == expected else f"expected {kind} {expected}, found {found}"
+
+
+def contents_of(archive: Path) -> str:
+    """The SHA-256 of the names and SHA-256s of the files in a zip."""
+    tree, digest = Tree.open(archive), hashlib.sha256()
+    for name, content in tree.read_all(list(tree.names)):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
+    return digest.hexdigest()
 
 
 def fetch(
@@ -66,7 +94,7 @@ def fetch(
         timeout: seconds to wait for the server, each time.
     """
     path = Path(folder) / remote.name
-    if path.is_file() and remote.digest(path) == remote.checksum:
+    if path.is_file() and remote.problem(path) is None:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -80,12 +108,12 @@ def fetch(
             if not failure.passing:
                 break
             continue
-        checksum = remote.digest(part)
-        if checksum == remote.checksum:
+        problem = remote.problem(part)
+        if problem is None:
             os.replace(part, path)
             return path
         part.unlink()
-        reason = f"expected {remote.algorithm} {remote.checksum}, found {checksum}"
+        reason = problem
         if not continued:  # a fresh download with wrong content: trying again is useless
             break
     raise DownloadError(
