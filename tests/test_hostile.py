@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import pickle
+import shutil
 import signal
 import struct
 import subprocess
@@ -78,12 +80,16 @@ def png(color: int = 0) -> bytes:
 
 # --- pickles -------------------------------------------------------------------------------------
 
-ARRAY = b"\x80\x02}U\nimage_datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+ARRAY = (
+    b"\x80\x02}U\nimage_datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
+    b"K\x00\x85U\x01b\x87R"
+)
+NONE = b"J\xff\xff\xff\xff" * 2
 
 
 def test_a_pickle_with_an_array_of_pointers_is_refused():
     """An array of objects whose flags a state has cleared: its bytes are taken for addresses."""
-    kind = b"cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    kind = b"cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R(K\x03U\x01|NNN" + NONE + b"K\x00tb"
     data = ARRAY + b"(K\x01K\x01\x85" + kind + b"\x89U\x08AAAAAAAAtbs."
     with pytest.raises(DataError, match="only whole numbers are read"):
         unpickle(data, "x.pkl")
@@ -194,8 +200,6 @@ def test_a_cifar_archive_cut_short_or_without_end_is_refused(tmp_path):
         cifar100(tmp_path)
     member = tarfile.TarInfo("cifar-100-binary/big")
     member.size = 8 << 40
-    import gzip
-
     with gzip.open(tmp_path / "cifar-100-binary.tar.gz", "wb") as file:
         file.write(member.tobuf() + bytes(512) * 20)
     with within(60), pytest.raises(DataError, match="unpacks to more than"):
@@ -303,10 +307,6 @@ def test_zips_by_lzma_or_of_an_odd_version_are_refused_by_a_sentence(tmp_path):
         image_folder(path, image_size=8)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/1.png", png())
-    odd_version(path)
-    path.write_bytes(path.read_bytes())
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a/1.png", png())
     data = bytearray(path.read_bytes())
     data[data.find(b"PK\x01\x02") + 6] = 99
     path.write_bytes(data)
@@ -355,7 +355,7 @@ def test_no_reader_waits_for_a_pipe_or_reads_without_end(tmp_path, kind):
         ):
             with pytest.raises(error, match=refused):
                 read()
-        with pytest.raises(DataError, match="no regular file|neither a folder nor a zip"):
+        with pytest.raises(DataError, match=r"no regular file|neither a folder"):
             image_folder(odd("z.zip"))
 
 
@@ -398,8 +398,6 @@ def trained(tmp_path_factory):
 
 
 def copied(run, to: Path):
-    import shutil
-
     shutil.copytree(run.path, to)
     return open_run(to)
 
@@ -435,7 +433,7 @@ def test_a_config_of_other_types_is_refused_by_a_sentence(trained, tmp_path, cha
 def test_deep_or_foreign_json_is_refused_by_a_sentence(trained, tmp_path, text):
     run = copied(trained, tmp_path / "run")
     (run.path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(RunError, match="config.json cannot be read"):
+    with pytest.raises(RunError, match=r"config\.json cannot be read"):
         open_run(run.path)
     splits = tmp_path / "s.json"
     splits.write_bytes(text.encode(errors="surrogateescape"))
@@ -478,7 +476,7 @@ def test_a_checkpoint_with_facts_missing_ends_in_a_sentence(trained, tmp_path, g
 def test_a_checkpoint_of_another_network_ends_in_a_sentence(trained, tmp_path):
     run = copied(trained, tmp_path / "run")
     tensors, _ = unpack(run.saved()[0].read_bytes())
-    wider = {n: torch.zeros(*(d + 1 for d in t.shape)) for n, t in tensors.items()}
+    wider = {n: torch.zeros([d + 1 for d in t.shape]) for n, t in tensors.items()}
     rewritten(run, run.saved()[0], wider)
     with pytest.raises(TrainingError, match="not one of this run"):
         resume(run, iterations=3)

@@ -106,7 +106,10 @@ class Setting:
 
     def _one(self, value: Any) -> Any:
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError:
+                raise SettingsError(f"{self.name} must be finite, got a larger number") from None
         if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
             raise self._not_of_its_kind(value)
         if isinstance(value, str) and (problem := _unwritable(value)):
@@ -154,7 +157,10 @@ class Setting:
 
     def _out_of_range(self, number: float) -> str | None:
         """What the number must be, or None if it is."""
-        if not math.isfinite(number):
+        try:
+            if not math.isfinite(number):
+                return "finite"
+        except OverflowError:  # a whole number of hundreds of digits
             return "finite"
         if self.least is not None and number < self.least:
             return f"{self.least:g} or more"

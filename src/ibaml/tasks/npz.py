@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,10 @@ def _checked(
             f"{what} says it is {dtype} {shape}, and holds {len(data):,} bytes: it is damaged"
         )
     array = np.frombuffer(data, dtype)
+    if dtype.kind == "U":
+        characters = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
+        if characters.max(initial=0) > sys.maxunicode:
+            raise DataError(f"{what} holds what is no text: it is damaged")
     try:
         return array.reshape(shape, order="F" if fortran else "C")
     except ValueError as error:  # more dimensions than numpy has
