@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.set-up
 
-.PHONY: demo test learn check format clean
+.PHONY: demo test learn fuzz check format clean
 
 demo: $(SETUP)  ## meta-train on glyphs, about three minutes; pictures in runs/demo/
 	$(BIN)/ibaml demo
@@ -13,6 +13,9 @@ test: $(SETUP) check  ## every check and every test
 
 learn: $(SETUP)  ## train every method; up to 20 minutes, table in benchmarks/results/
 	$(BIN)/python benchmarks/learn.py
+
+fuzz: $(SETUP)  ## 10,000 damaged files for every reader; about ten minutes
+	$(BIN)/python tests/fuzzing.py 10000
 
 check: $(SETUP)  ## style and types
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load, save
 
 import ibaml
 from ibaml import untrusted
@@ -645,3 +646,18 @@ def test_a_download_is_verified_by_what_is_in_it(tmp_path):
 def test_the_real_omniglot_has_the_contents_that_are_pinned():
     for remote in CATALOG["omniglot"].remotes:
         assert remote.problem(DATA / "omniglot" / remote.name) is None
+
+
+# --- saved learners ------------------------------------------------------------------------------
+
+
+def test_a_learner_that_describes_a_huge_network_is_refused_before_it_is_made(tmp_path):
+    learner = ibaml.methods.ibaml(ibaml.nn.mlp(3, 2, hidden=(4,)))
+    data = learner.save(tmp_path / "l.ibaml").read_bytes()
+    header_ = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    facts = json.loads(header_["facts"])
+    facts["model"]["hidden"] = [200_000, 200_000]
+    header_["facts"] = json.dumps(facts)
+    (tmp_path / "l.ibaml").write_bytes(save(load(data), header_))
+    with pytest.raises(ArtifactError, match=r"a network of 40,001,[0-9,]+ weights, and holds"):
+        ibaml.load(tmp_path / "l.ibaml")

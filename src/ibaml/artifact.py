@@ -105,6 +105,7 @@ def _learner(
                     f"{path} holds a learner around a module of your own ({facts['module']}): "
                     "build it and pass it in, model=…"
                 )
+            _refuse_larger(path, facts["model"], tensors)
             model = build(facts["model"]).to(dtype)
         own = {n: passed_in.get(n) or _chosen(path, n, facts[n]) for n in _PASSED_IN[1:5]}
         reptile = isinstance(own["gradient"], gradient.Reptile)
@@ -135,6 +136,19 @@ def _learner(
         raise ArtifactError(f"the parts of {path} do not match{hint}: {first}") from error
     learner.eval()
     return learner
+
+
+def _refuse_larger(path: Path, recipe: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a description of a network with more weights than the file holds, before it is made:
+    it may ask for any memory."""
+    with torch.device("meta"):
+        weights = sum(p.numel() for p in build(recipe).parameters())
+    held = sum(t.numel() for t in tensors.values())
+    if weights > held:
+        raise ArtifactError(
+            f"{path} describes a network of {weights:,} weights, and holds {held:,} numbers: it is "
+            "damaged"
+        )
 
 
 def _choice(value: Any) -> Any:
