@@ -315,6 +315,15 @@ def test_zips_by_lzma_or_of_an_odd_version_are_refused_by_a_sentence(tmp_path):
         image_folder(path)
 
 
+def test_a_zip_with_a_file_without_a_name_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as archive:
+        archive.writestr("a/1.png", png())
+    data = (tmp_path / "z.zip").read_bytes().replace(b"a/1.png", b"\0/1.png")
+    (tmp_path / "z.zip").write_bytes(data)
+    with pytest.raises(DataError, match="a file without a name"):
+        image_folder(tmp_path / "z.zip")
+
+
 def test_a_zip_whose_list_of_files_claims_to_be_huge_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(untrusted, "DIRECTORY", 1000)
     with zipfile.ZipFile(tmp_path / "z.zip", "w") as archive:

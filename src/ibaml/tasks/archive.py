@@ -34,6 +34,8 @@ def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
             archive = zipfile.ZipFile(bounded)
             if len(archive.infolist()) > untrusted.FILES:
                 raise untrusted.Refused(f"holds more than {untrusted.FILES:,} files")
+            if not all(info.filename for info in archive.infolist()):
+                raise untrusted.Refused("holds a file without a name")
         except untrusted.Refused as error:
             raise DataError(f"{path} {error}") from error
         except OSError as error:
