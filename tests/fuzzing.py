@@ -32,6 +32,7 @@ from PIL import Image
 from safetensors.torch import load, save
 
 import ibaml
+from ibaml.answers import Classifier, Prior
 from ibaml.artifact import ArtifactError, load_learner
 from ibaml.fields import SettingsError, read_toml
 from ibaml.tasks import DataError, Table, cifar100, image_folder, image_list
@@ -46,6 +47,7 @@ from ibaml.training.rules import resolve
 from ibaml.training.run import create_run, read_saved
 from ibaml.training.watch import read_log
 
+HERE = Path(__file__).parent
 OURS = (DataError, SettingsError, RunError, ArtifactError, CheckpointError, TrainingError)
 SECONDS = 10.0  # for one input
 MEMORY = 2_000_000  # kB for all of them
@@ -179,6 +181,8 @@ def readers(place: Path) -> dict[str, Reader]:
     posterior = learner.adapt(torch.tensor(x[:4]), torch.tensor([0, 1, 0, 1]))
     learner.save(place / "learner")
     posterior.save(place / "posterior")
+    priors = Path(ibaml.__file__).parent / "answers" / "priors"
+    shutil.copy(priors / "photos_lite0.safetensors", place / "prior")
     (place / "1.png").write_bytes(picture("PNG"))
     run = create_run(
         place / "run", resolve({"data": "sinusoids"}),
@@ -241,6 +245,11 @@ def readers(place: Path) -> dict[str, Reader]:
         "posterior": Reader(
             ibaml.load_posterior, "", ((place / "posterior").read_bytes(),), in_facts
         ),
+        "classifier": Reader(
+            Classifier.load, ".ibaml",
+            ((HERE / "artefacts" / "answers" / "classifier-1.ibaml").read_bytes(),), in_facts,
+        ),
+        "prior": Reader(Prior.open, ".ibaml", ((place / "prior").read_bytes(),), in_facts),
         "pickle": Reader(
             lambda p: unpickle(p.read_bytes(), p.name), "",
             tuple(pickle.dumps(dataset, protocol) for protocol in range(6)), in_bytes,
@@ -271,6 +280,8 @@ def fuzz(name: str, reader: Reader, place: Path, first: int, last: int) -> list[
     wrong = []
     for number in range(first, last):
         draw = random.Random(f"{name} {number}")
+        if number % 200 == 199:  # a full cache is slow to look through
+            shutil.rmtree(os.environ["IBAML_CACHE"], ignore_errors=True)
         path = place / f"input{reader.suffix}"
         path.write_bytes(reader.change(draw, draw.choice(reader.valid)))
         began = time.monotonic()

@@ -7,10 +7,10 @@ import pytest
 
 from fuzzing import fuzz, prepared
 
-COUNT = 100
+COUNT = 60
 NAMES = (
     "zip", "image", "npz", "list", "table", "toml", "config", "splits", "log", "checkpoint",
-    "learner", "posterior", "pickle", "cifar",
+    "learner", "posterior", "classifier", "prior", "pickle", "cifar",
 )  # fmt: skip
 
 
