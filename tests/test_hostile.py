@@ -26,10 +26,12 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load, save
+from typer.testing import CliRunner
 
 import ibaml
 from ibaml import untrusted
 from ibaml.artifact import ArtifactError
+from ibaml.cli import app
 from ibaml.fields import SettingsError, read_toml, write_toml
 from ibaml.tasks import DataError, cifar100, feature_vectors, image_folder, image_list, miniimagenet
 from ibaml.tasks.catalog import CATALOG, open_data
@@ -617,6 +619,13 @@ def test_names_that_are_not_utf8_are_read_and_shown(tmp_path):
     assert refused.returncode == 1
     assert "data must be UTF-8" in refused.stdout
     assert "Traceback" not in refused.stdout + refused.stderr
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path):
+    path = npz(tmp_path / "[bold]q.npz")
+    done = CliRunner().invoke(app, ["data", "info", str(path)])
+    assert done.exit_code == 0
+    assert "[bold]q" in done.stdout
 
 
 # --- downloads -----------------------------------------------------------------------------------

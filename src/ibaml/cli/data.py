@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -125,7 +126,7 @@ def info(
         data = load(spec, root, splits, image_size, class_level)
     counts = [data.count(c) for c in range(len(data.classes))]
     mean, std = data.moments
-    table = Table(title=data.name, show_header=False)
+    table = Table(title=escape(data.name), show_header=False)
     table.add_row(
         "images", f"{len(data.examples):,}, {' × '.join(map(str, data.examples.shape[1:]))}"
     )
@@ -138,7 +139,7 @@ def info(
     table.add_row("deviation", ", ".join(f"{s:.4f}" for s in std))
     table.add_row("license", data.license)
     table.add_row("digest", data.digest[:24])
-    console.print(table)
+    console.print(table, markup=False)
 
 
 @app.command()

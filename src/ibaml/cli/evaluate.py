@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -134,7 +135,7 @@ def show(
     titles = {metric: words[0] for metric, words in _METRICS.items()}
     if target is not None:
         titles |= {"nll": "nll (standardized)", "rmse": f"RMSE of {target.name}"}
-    table = Table(title=title, padding=(0, 1, 0, 0))
+    table = Table(title=escape(title), padding=(0, 1, 0, 0))
     table.add_column(column, no_wrap=True)
     metrics = list(next(iter(rows.values())))
     for metric in metrics:
