@@ -14,7 +14,7 @@ test: $(SETUP) check  ## every check and every test
 learn: $(SETUP)  ## train every method; up to 20 minutes, table in benchmarks/results/
 	$(BIN)/python benchmarks/learn.py
 
-fuzz: $(SETUP)  ## 10,000 damaged files for every reader; about ten minutes
+fuzz: $(SETUP)  ## 10,000 damaged files for every reader; about half an hour
 	$(BIN)/python tests/fuzzing.py 10000
 
 check: $(SETUP)  ## style and types

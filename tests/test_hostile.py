@@ -679,3 +679,15 @@ def test_a_learner_that_describes_a_huge_network_is_refused_before_it_is_made(tm
     (tmp_path / "l.ibaml").write_bytes(save(load(data), header_))
     with pytest.raises(ArtifactError, match=r"a network of 40,001,[0-9,]+ weights, and holds"):
         ibaml.load(tmp_path / "l.ibaml")
+
+
+def test_a_run_whose_settings_ask_for_a_huge_network_is_refused_before_it_is_made(
+    trained, tmp_path
+):
+    run = copied(trained, tmp_path / "run")
+    config = run.path / "config.json"
+    content = json.loads(config.read_text())
+    content["settings"]["hidden"] = "200000,200000"
+    config.write_text(json.dumps(content))
+    with pytest.raises(RunError, match=r"their network has 40,000,[0-9,]+ weights"):
+        ibaml.load(run.path)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ibaml import curvature, gradient, linalg, objectives, solve, weights
+from ibaml import curvature, gradient, linalg, objectives, solve, untrusted, weights
 from ibaml.container import ArtifactError, read_artifact, write_artifact
 from ibaml.energy import ByTarget, Categorical, Gaussian, Likelihood, TaskEnergy
 from ibaml.heads.class_means import ClassDirections
@@ -26,12 +26,15 @@ from ibaml.heads.regression import RegressionPosterior
 from ibaml.learner import MetaLearner
 from ibaml.nn.recipe import build, recipe_of
 from ibaml.posterior import Posterior, Posteriors
-from ibaml.tasks.errors import DataError
 from ibaml.tasks.inputs import Inputs
 
 if TYPE_CHECKING:
     from ibaml.execution import Plan
 
+_MISFITS = (  # what parts of a file that do not fit together raise
+    KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, ArithmeticError,
+    MemoryError,
+)  # fmt: skip
 _CHOICES: dict[str, type] = {
     one.__name__: one
     for one in (
@@ -130,7 +133,7 @@ def _learner(
         learner.load_state_dict(dict(tensors))
     except ArtifactError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, DataError) as error:
+    except _MISFITS as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         hint = " (is your module the one it was saved with?)" if "model" in passed_in else ""
         raise ArtifactError(f"the parts of {path} do not match{hint}: {first}") from error
@@ -285,6 +288,10 @@ def load_posterior(
         v = tensors["posterior/v"].to(device)
         like = next(learner.parameters())
         size = int(facts.get("support_size", 1))
+        if not isinstance(classes, list | None):
+            raise ValueError("the names of its classes are no list")
+        if size * math.prod(facts["input_shape"]) > untrusted.NUMBERS:
+            raise ValueError(f"{size:,} examples of the shape {facts['input_shape']} are too many")
         x = like.new_zeros(1, size, *facts["input_shape"])
         x = tensors.get("posterior/x", x).to(like.device)
         y = torch.zeros(1, x.shape[1], *facts["target_shape"], device=like.device)
@@ -302,7 +309,7 @@ def load_posterior(
             energy, v, plan, int(facts["seed"]), keys, learner.noise, learner.watched(), None,
             learner,
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except _MISFITS as error:
         if isinstance(error, ArtifactError):
             raise
         raise ArtifactError(f"the parts of {path} do not match: {error}") from error

@@ -30,6 +30,7 @@ CELLS = 20_000_000  # in one: rows times columns
 LOG = 1 * GB  # of a run's log.jsonl
 ARTIFACT = 16 * GB  # of a checkpoint, or a saved learner or posterior
 HEADER = 64 * MB  # of the JSON at the beginning of one
+NUMBERS = 2**30  # in the examples of a saved posterior
 MEMBER = 256 * MB  # of one file in a folder or an archive
 FILES = 2_000_000  # in a folder or an archive: a link to a whole disk is not followed to its end
 DIRECTORY = 512 * MB  # of the list of files in a zip

@@ -231,9 +231,16 @@ def load_run(
 ) -> tuple[MetaLearner, int]:
     """The learner of a run, and the iteration that its weights come from."""
     shape = tuple(int(n) for n in run.data["example_shape"])
-    learner = build_learner(run.settings, build_network(run.settings, shape))
     saved = run.weights(which)
     tensors, _ = unpack(saved.content)
+    with torch.device("meta"):  # the settings of somebody else's run may ask for any memory
+        size = sum(p.numel() for p in build_network(run.settings, shape).parameters())
+    if size > sum(t.numel() for t in tensors.values()):
+        raise RunError(
+            f"{saved.path} does not fit the settings of {run.path}: their network has {size:,} "
+            "weights, more than are in it"
+        )
+    learner = build_learner(run.settings, build_network(run.settings, shape))
     weights = under("learner", tensors)
     weights.update(
         # the average replaces the weights that it averages
