@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml import curvature, gradient, linalg, objectives, solve, untrusted, weights
-from ibaml.container import ArtifactError, read_artifact, write_artifact
+from ibaml.container import MISFITS, ArtifactError, read_artifact, write_artifact
 from ibaml.energy import ByTarget, Categorical, Gaussian, Likelihood, TaskEnergy
 from ibaml.heads.class_means import ClassDirections
 from ibaml.heads.dual import DualPosterior
@@ -31,10 +31,6 @@ from ibaml.tasks.inputs import Inputs
 if TYPE_CHECKING:
     from ibaml.execution import Plan
 
-_MISFITS = (  # what parts of a file that do not fit together raise
-    KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, ArithmeticError,
-    MemoryError,
-)  # fmt: skip
 _CHOICES: dict[str, type] = {
     one.__name__: one
     for one in (
@@ -133,7 +129,7 @@ def _learner(
         learner.load_state_dict(dict(tensors))
     except ArtifactError:
         raise
-    except _MISFITS as error:
+    except MISFITS as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         hint = " (is your module the one it was saved with?)" if "model" in passed_in else ""
         raise ArtifactError(f"the parts of {path} do not match{hint}: {first}") from error
@@ -309,7 +305,7 @@ def load_posterior(
             energy, v, plan, int(facts["seed"]), keys, learner.noise, learner.watched(), None,
             learner,
         )  # fmt: skip
-    except _MISFITS as error:
+    except MISFITS as error:
         if isinstance(error, ArtifactError):
             raise
         raise ArtifactError(f"the parts of {path} do not match: {error}") from error

@@ -16,6 +16,10 @@ from ibaml.extras import need
 from ibaml.files import write_whole
 
 FORMAT = 1
+MISFITS = (  # what parts of a file that do not fit together raise
+    KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, ArithmeticError,
+    MemoryError,
+)  # fmt: skip
 _READERS = {
     "learner": "ibaml.load",
     "posterior": "ibaml.load_posterior",

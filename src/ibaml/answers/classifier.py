@@ -15,7 +15,7 @@ from ibaml.answers.head import Head
 from ibaml.answers.prior import Prior
 from ibaml.answers.promises import Promises
 from ibaml.answers.suggest import suggested
-from ibaml.container import ArtifactError, read_artifact, write_artifact
+from ibaml.container import MISFITS, ArtifactError, read_artifact, write_artifact
 
 UNKNOWN = "unknown"  # the label of a query that looks like none of the classes
 
@@ -234,6 +234,6 @@ class Classifier:
                 if not all(isinstance(value, str) for value in facts[name]):
                     raise ValueError(f"{name} are not all text")
             found.add(tensors["x"], facts["labels"], facts["files"])
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except MISFITS as error:
             raise ArtifactError(f"the parts of {path} do not match: {error}") from error
         return found

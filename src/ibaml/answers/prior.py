@@ -24,7 +24,7 @@ from torch.nn.functional import normalize
 
 from ibaml.answers.compact import expanded
 from ibaml.answers.promises import Promises
-from ibaml.container import ArtifactError, read_artifact, write_artifact
+from ibaml.container import MISFITS, ArtifactError, read_artifact, write_artifact
 from ibaml.heads.from_base import FromBase, Scalars
 from ibaml.heads.plda import class_means
 
@@ -132,7 +132,7 @@ class Prior:
         facts, tensors = read_artifact(path, "prior")
         try:
             return cls.read(facts, tensors)
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except MISFITS as error:
             raise ArtifactError(f"the parts of {path} do not match: {error}") from error
 
     def save(self, path: str | Path) -> Path:

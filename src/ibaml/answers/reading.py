@@ -15,6 +15,7 @@ import numpy as np
 
 from ibaml.tasks.embedding import Content, Embed, Progress
 from ibaml.tasks.errors import DataError
+from ibaml.tasks.npz import read_npz
 from ibaml.tasks.rows import read_rows
 from ibaml.tasks.sources.decode import is_image
 from ibaml.tasks.sources.layout import read_layout
@@ -22,7 +23,6 @@ from ibaml.tasks.tree import Tree
 
 LABEL, FILE = "label", "file"  # columns of a table that are no features
 _TABLES = (".csv", ".tsv")
-_LARGEST = 4 << 30  # bytes of an .npz
 
 
 @dataclass(frozen=True)
@@ -178,16 +178,7 @@ def _named(read: Callable[[str], bytes], name: str) -> tuple[str, Content]:
 
 
 def _npz(path: Path, labelled: bool) -> Given:
-    try:
-        if path.is_file() and path.stat().st_size > _LARGEST:
-            raise DataError(f"{path}: larger than {_LARGEST >> 30} GiB")
-        with np.load(path, allow_pickle=False) as content:
-            parts = {name: content[name] for name in ("x", "y", "files", "embed")
-                     if name in content.files}  # fmt: skip
-    except DataError:
-        raise
-    except Exception as error:  # numpy and zipfile raise many kinds on a broken file
-        raise DataError(f"{path} is no readable .npz of numbers and text ({error})") from error
+    parts = read_npz(path, ("x", "y", "files", "embed"))
     x = parts.get("x")
     if x is None or x.ndim != 2 or x.dtype.kind not in "fiu":
         raise DataError(f"{path}: needs an array x of vectors, (n, F)")
