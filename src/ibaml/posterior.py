@@ -22,7 +22,7 @@ from ibaml.energy import (
 )
 from ibaml.execution import NormStats, held, support_statistics, watch_moments
 from ibaml.heads.class_means import ClassDirections
-from ibaml.heads.points import PREDICTION_POINTS, gaussian_points, place
+from ibaml.heads.points import PREDICTION_POINTS, gaussian_points, place_first
 from ibaml.labels import as_tensor, decoded, encoded
 from ibaml.seeding import draw_seed
 from ibaml.solve import Solution
@@ -217,7 +217,7 @@ class Posteriors:
         points = gaussian_points(count, mean.shape[-1], mean.dtype, mean.device)
         at_once = max(1, _ENTRIES // (points.numel() * len(mean)))
         parts = zip(mean.split(at_once, 1), covariance.split(at_once, 1), strict=True)
-        return (place(m, c, points).transpose(1, 2) for m, c in parts)
+        return (place_first(m, c, points) for m, c in parts)
 
     def _moments(
         self, x: Tensor, generator: torch.Generator | None

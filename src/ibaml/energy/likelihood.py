@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibaml.arguments import check_flag, check_number, check_part
+from ibaml.heads import few
 
 NllFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -104,11 +104,11 @@ class Categorical(Likelihood):
                 f"classification needs logits of shape (examples, classes), got "
                 f"{tuple(outputs.shape)} for targets of shape {tuple(y.shape)}"
             )
-        return F.cross_entropy(outputs, y.long(), reduction="none")
+        return few.cross_entropy(outputs, y.long())
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         fit = 0.0 if self.log_fit is None else self.log_fit
-        return (outputs * (self.log_temperature + fit).exp().to(outputs.dtype)).softmax(-1)
+        return few.softmax(outputs * (self.log_temperature + fit).exp().to(outputs.dtype))
 
     def outside(self) -> dict[str, Tensor]:
         return {"log_temperature": self.log_temperature}

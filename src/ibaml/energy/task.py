@@ -19,7 +19,7 @@ from torch.func import functional_call
 from ibaml.energy.likelihood import Likelihood
 from ibaml.execution import Runner, held
 from ibaml.heads.gaussian import GaussianHead
-from ibaml.heads.points import place
+from ibaml.heads.points import place_first
 from ibaml.weights import Belief, Layout, Precision, Prior, Slot
 
 
@@ -139,7 +139,7 @@ class TaskEnergy:
         """The network's outputs, (T, S, N, …)."""
         if self.points is not None:
             mean, covariance = self.output_moments(v)
-            return place(mean, covariance, self.points).transpose(1, 2)
+            return place_first(mean, covariance, self.points)
         constants = {**self.constants, **self.meta.shared}
         features = self._features(constants)
         if features is not None:

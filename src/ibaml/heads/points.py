@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ibaml.heads.factor import lower_factor
+from ibaml.heads.few import classes_first
 
 PREDICTION_POINTS = 4096
 _SEED = 20
@@ -80,6 +81,15 @@ def place(mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:
     if covariance.dim() == mean.dim():
         return mean[..., None, :] + deviation(covariance)[..., None, :] * points
     return mean[..., None, :] + points @ lower_factor(covariance).mT
+
+
+def place_first(mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:
+    """As `place`, with the points before the examples: (T, S, N, C) for a mean (T, N, C)."""
+    if not classes_first(mean) or covariance.dim() == mean.dim():
+        return place(mean, covariance, points).transpose(1, 2)
+    _check(mean, covariance)
+    rows = lower_factor(covariance).permute(2, 0, 3, 1)  # (C, T, C, N)
+    return (points @ rows + mean.permute(2, 0, 1)[:, :, None]).permute(1, 2, 3, 0)
 
 
 def deviation(variance: Tensor) -> Tensor:
