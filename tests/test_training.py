@@ -419,6 +419,11 @@ def test_memory_is_estimated_and_what_cannot_fit_is_refused_by_name(monkeypatch)
 
     micro, sentences = told(10**12)
     assert micro == 64
+    assert "memory: at most" in sentences[-1]  # as if nothing were shared, so no second trial
+    one, two = (bytes_of(make(waves(method="maml", tasks=64)), n) for n in (1, 2))
+    between = (64 * one + (64 * (two - one) + 2 * one - two)) / 2
+    micro, sentences = told(int(between / 0.9))
+    assert micro == 64
     assert "memory: about" in sentences[-1]
     four = bytes_of(make(waves(method="maml", tasks=64)), 4)
     micro, sentences = told(2 * four)

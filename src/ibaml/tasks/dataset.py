@@ -117,22 +117,39 @@ class Dataset:
         )
         if len(rows) > 4096:
             rows = rows[:: len(rows) // 4096]
-        sample = self.examples[rows].astype(np.float64)
-        if self.is_image:
-            sample = sample / 255
-        axes = (0, 2, 3) if sample.ndim == 4 else (0,)
-        std = sample.std(axes)
         # a constant feature has no deviation to divide by, so it is left as it is
         if self.is_image:
+            mean, std = _image_moments(self.examples, rows)
             is_constant = std <= 1e-6
         else:
+            sample = self.examples[rows].astype(np.float64)
+            axes = (0, *range(2, sample.ndim))
+            mean, std = sample.mean(axes), sample.std(axes)
             features = np.moveaxis(sample, 1, -1).reshape(-1, sample.shape[1])
             is_constant = constant(features, self.examples.dtype)
         std = np.where(is_constant, 1.0, std)
-        return torch.from_numpy(sample.mean(axes)), torch.from_numpy(std)
+        return torch.from_numpy(mean), torch.from_numpy(std)
 
     def _for_moments(self) -> Sequence[int]:
         return self.splits.get("train") or range(len(self.classes))
+
+
+def _image_moments(images: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each channel of some uint8 images, as fractions of 255, from
+    sums in whole numbers: exact, and few images at a time."""
+    shape = images.shape[1:]
+    channels = shape[0] if len(shape) == 3 else 1
+    sums, squares = [0] * channels, [0] * channels
+    for begin in range(0, len(rows), 64):
+        some = images[rows[begin : begin + 64]].reshape(-1, channels, *shape[-2:])
+        for c in range(channels):
+            channel = some[:, c]
+            sums[c] += int(channel.sum(dtype=np.uint64))
+            squares[c] += int(np.square(channel, dtype=np.uint16).sum(dtype=np.uint64))
+    count = len(rows) * shape[-2] * shape[-1]
+    mean = [total / (255 * count) for total in sums]
+    spread = [count * square - total**2 for total, square in zip(sums, squares, strict=True)]
+    return np.array(mean), np.array([math.sqrt(s) / (255 * count) for s in spread])
 
 
 def constant(values: np.ndarray, stored: np.dtype) -> np.ndarray:

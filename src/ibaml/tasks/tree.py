@@ -90,10 +90,11 @@ class Tree:
                     digest.update(block)
         else:
             digest.update(f"{self.root.resolve()}\n".encode(errors="surrogateescape"))
+            root = str(self.root)
             for name in names:
                 facts: tuple[object, ...] = (name,)
                 with suppress(OSError):  # a file that was removed meanwhile is reported when read
-                    i = (self.root / name).stat()
+                    i = os.stat(f"{root}/{name}")
                     facts = (name, i.st_size, i.st_mtime_ns, i.st_ctime_ns, i.st_ino)
                 digest.update(repr(facts).encode())
         return digest.hexdigest()
@@ -123,7 +124,9 @@ def _walk(root: Path) -> Iterator[str]:
                     visited.add(identity)
                     waiting.append(f"{prefix}{entry.name}/")
             # a broken link counts as a file, which is then said to be unreadable
-            elif os.path.isfile(entry.path) or (link and not os.path.exists(entry.path)):
+            elif (os.path.isfile(entry.path) or not os.path.exists(entry.path)) if link else (
+                entry.is_file(follow_symlinks=False)  # known without another call
+            ):
                 found += 1
                 if found > untrusted.FILES:
                     raise DataError(

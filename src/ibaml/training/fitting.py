@@ -14,6 +14,8 @@ from ibaml.training.memory import peak_bytes
 from ibaml.training.processes import Processes
 from ibaml.training.settings import Settings
 
+_SHARE = 0.9  # of the free memory is used
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -30,8 +32,8 @@ def fit_memory(
     processes: Processes,
     resumed: str | None = None,
 ) -> Fit:
-    """Estimate a meta-step's memory from one task and from two. Choose the micro-batch if none was
-    given, and refuse one that does not fit.
+    """Estimate a meta-step's memory from one task and, unless as many of the first surely fit, from
+    two. Choose the micro-batch if none was given, and refuse one that does not fit.
 
     Args:
         resumed: the folder of a resumed run, which keeps its micro-batch.
@@ -40,15 +42,17 @@ def fit_memory(
     per_process = -(-settings.tasks // processes.world)  # the most tasks that one process has
     free = free_bytes(device)
     requested = min(settings.micro_batch or per_process, per_process)
-    per_task, fixed, fits = 1, 0, requested
+    per_task, fixed, fits, surely = 1, 0, requested, False
     if free is not None:
         if device.type != "cuda":
             free //= processes.local_world
         one = meta_step_bytes(learner, tasks, settings, 1)
-        two = meta_step_bytes(learner, tasks, settings, 2) if requested > 1 else 2 * one
+        # what is fixed is needed once, so as many of one are too many rather than too few
+        surely = requested == 1 or one * requested <= _SHARE * free
+        two = 2 * one if surely else meta_step_bytes(learner, tasks, settings, 2)
         per_task = max(two - one, 1)
         fixed = max(one - per_task, 0)
-        fits = int((0.9 * free - fixed) / per_task)
+        fits = int((_SHARE * free - fixed) / per_task)
     fits = processes.least(fits, device)  # the same in all, so that sums round alike
     if fits < 1 or (settings.micro_batch is not None and fits < requested):
         least = requested if fits >= 1 else 1
@@ -68,7 +72,8 @@ def fit_memory(
         notes = [f"the {per_process} tasks of an iteration run {chosen} at a time"]
     if free is not None:
         notes.append(
-            f"execution: {learner.strategy}; memory: about {_size(fixed + per_task * chosen)} for "
+            f"execution: {learner.strategy}; memory: {'at most' if surely else 'about'} "
+            f"{_size(fixed + per_task * chosen)} for "
             f"{chosen} task(s) at once, {_size(free)} free"
         )
     return Fit(chosen, tuple(notes))

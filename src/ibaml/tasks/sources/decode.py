@@ -6,9 +6,8 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ Progress = Callable[[int, int], None]  # arguments: images decoded so far, image
 Splitter = Callable[[Sequence[str]], Mapping[str, tuple[int, ...]]]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One image file of one class."""
 
     label: str
