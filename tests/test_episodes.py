@@ -23,9 +23,11 @@ from ibaml.tasks import (
     LinearRegression,
     feature_vectors,
     image_folder,
+    numbers,
     omniglot,
 )
 from ibaml.tasks.inspect import nearest_centroid
+from ibaml.tasks.numbers import Numbers, sample_from, sample_rows
 from ibaml.training import resolve
 from ibaml.training.build import choose_train_ways, open_tasks
 from problems import plain_learner
@@ -96,6 +98,36 @@ class TestPurity:
         assert plain(split="test").draw(0)[0].min() >= 48
 
 
+class TestAllAtOnce:
+    @given(
+        st.lists(st.integers(4, 60), min_size=1, max_size=6),
+        st.integers(1, 4),
+        st.integers(0, 2**32),
+    )
+    def test_rows_are_sampled_as_one_by_one(self, totals, count, seed):
+        raw = Numbers(seed).raw(len(totals) * count).reshape(len(totals), count)
+        expected = [sample_from(one, total) for one, total in zip(raw, totals, strict=True)]
+        assert np.array_equal(sample_rows(raw, np.array(totals)), np.stack(expected))
+
+    @pytest.mark.parametrize("options", [{}, {"rotations": True}, {"ways": 6, "queries": 6}])
+    def test_a_batch_draws_what_each_key_draws(self, options, monkeypatch):
+        episodes = plain(**options)
+        keys = [3, 0, 2**40, 7]
+        alone = [episodes.draw(k) for k in keys]
+        for table in (numbers._TABLE, 0):  # with and without the table
+            monkeypatch.setattr(numbers, "_TABLE", table)
+            rows, turns = episodes.draws(keys)
+            assert np.array_equal(rows, np.stack([r for r, _ in alone]))
+            assert np.array_equal(turns, np.stack([t for _, t in alone]))
+
+    def test_classes_of_different_sizes(self):
+        y = np.repeat(np.arange(9), np.arange(9) + 5)
+        data = feature_vectors(np.arange(len(y), dtype=np.float32)[:, None], y.tolist())
+        episodes = Episodes(data, "all", 4, 1, 4)
+        rows, _ = episodes.draws(range(20))
+        assert np.array_equal(rows, np.stack([episodes.draw(k)[0] for k in range(20)]))
+
+
 class TestContents:
     @given(st.integers(0, 10**6))
     def test_labels_fit_images_and_halves_share_none(self, key):
@@ -142,6 +174,9 @@ class TestContents:
     def test_normalization_uses_the_training_split(self):
         episodes = plain(normalize=True)
         mean, std = DATASET.moments
+        plain_sums = DATASET.examples[: DATASET.starts[6]].astype(np.float64) / 255
+        np.testing.assert_allclose(mean, plain_sums.mean((0, 2, 3)), rtol=1e-12)
+        np.testing.assert_allclose(std[1], plain_sums.std((0, 2, 3))[1], rtol=1e-12)
         raw, scaled = plain().batch([5]), episodes.batch([5])
         expected = (raw.query_x - mean.view(3, 1, 1)) / std.view(3, 1, 1)
         assert torch.allclose(scaled.query_x, expected.float(), atol=1e-4)

@@ -16,7 +16,7 @@ from ibaml.tasks.augment import Augment
 from ibaml.tasks.batch import TaskBatch
 from ibaml.tasks.dataset import Dataset
 from ibaml.tasks.errors import DataError
-from ibaml.tasks.numbers import Numbers
+from ibaml.tasks.numbers import Numbers, sample_rows
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,26 @@ class Episodes:
             rows[i] = self.data.starts[member] + numbers.sample(self.data.count(member), need)
         return rows, chosen // len(self._classes)
 
+    def draws(self, keys: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """`draw` of every key at once: rows (T, ways, shots + queries) and turns (T, ways)."""
+        tasks, need = len(keys), self.shots + self.queries
+        count = self.ways * (1 + need)
+        raw = np.stack([Numbers(mix(self.seed, *self.split.encode(), k)).raw(count) for k in keys])
+        chosen = sample_rows(raw[:, : self.ways], np.full(tasks, self.classes))
+        members = np.asarray(self._classes)[chosen % len(self._classes)].ravel()
+        starts = self.data.starts
+        rows = sample_rows(
+            raw[:, self.ways :].reshape(-1, need), starts[members + 1] - starts[members]
+        )
+        rows += starts[members][:, None]
+        return rows.reshape(tasks, self.ways, need), chosen // len(self._classes)
+
     def batch(self, keys: Sequence[int]) -> TaskBatch:
         """The episodes of these keys as one batch."""
         keys = [int(k) for k in keys]
         if not keys:
             raise DataError("a batch needs at least one key")
-        draws = [self.draw(k) for k in keys]
-        rows = np.stack([r for r, _ in draws])
-        turns = np.stack([t for _, t in draws])
+        rows, turns = self.draws(keys)
         support_x, support_y = self._half(rows[:, :, : self.shots], turns, keys, 0)
         query_x, query_y = self._half(rows[:, :, self.shots :], turns, keys, 1)
         return TaskBatch(
@@ -136,7 +148,11 @@ class Episodes:
         # one episode at a time fits into the processor's cache
         x = torch.empty(*rows.shape, *raw.shape[1:], dtype=self.dtype)
         for t in range(len(rows)):
-            x[t].copy_(raw.index_select(0, rows[t])).mul_(scale).add_(shift)
+            if raw.dtype == self.dtype:
+                torch.index_select(raw, 0, rows[t], out=x[t])
+            else:
+                x[t].copy_(raw.index_select(0, rows[t]))
+            x[t].mul_(scale).add_(shift)
         return x
 
     @cached_property

@@ -124,8 +124,12 @@ def _walk(root: Path) -> Iterator[str]:
                     visited.add(identity)
                     waiting.append(f"{prefix}{entry.name}/")
             # a broken link counts as a file, which is then said to be unreadable
-            elif (os.path.isfile(entry.path) or not os.path.exists(entry.path)) if link else (
-                entry.is_file(follow_symlinks=False)  # known without another call
+            elif (
+                (os.path.isfile(entry.path) or not os.path.exists(entry.path))
+                if link
+                else (
+                    entry.is_file(follow_symlinks=False)  # known without another call
+                )
             ):
                 found += 1
                 if found > untrusted.FILES:
