@@ -8,6 +8,7 @@ from torch import nn
 
 import ibaml
 from ibaml import Categorical, DualNewton, FullGaussian, Gaussian, Implicit, MetaLearner, Point
+from ibaml.execution import Runner
 from ibaml.heads.prior import HeadPrior
 from ibaml.heads.regression import regression
 from oracles import F64, directional_errors, generator, gradients
@@ -296,3 +297,19 @@ def test_regression_with_the_evidence_of_another_library():
     kernel = DotProduct(sigma_0=1e-12, sigma_0_bounds="fixed") + WhiteKernel(0.3, "fixed")
     process = GaussianProcessRegressor(kernel, optimizer=None, alpha=0).fit(x[0], y[0])
     assert float(found.log_evidence) == pytest.approx(process.log_marginal_likelihood(), abs=1e-9)
+
+
+def test_every_example_runs_through_the_shared_layers_once(monkeypatch):
+    """The figures on the solution read the features that the posterior was found with."""
+    batch, one = class_batch(), learner()
+    one(batch, generator())  # the first batch of a kind is checked
+    run, passed = Runner.features, []
+
+    def counted(self, model, constants, x):
+        passed.append(x.shape[:2].numel())
+        return run(self, model, constants, x)
+
+    monkeypatch.setattr(Runner, "features", counted)
+    one(batch, generator()).backward()
+    assert sum(passed) == batch.support_y.numel() + batch.query_y.numel()
+    assert one.diagnostics.energy_after.isfinite().all()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ibaml.energy.base import detached
 from ibaml.energy.likelihood import Likelihood
 from ibaml.execution import Runner, held
 from ibaml.heads.gaussian import GaussianHead
@@ -118,6 +119,13 @@ class TaskEnergy:
 
     def bind(self, theta: tuple[Tensor, ...]) -> TaskEnergy:
         return replace(self, meta=self.meta.replace(theta))
+
+    def frozen(self) -> TaskEnergy:
+        """The energy as a function of v alone, with the features that are computed already."""
+        frozen = detached(self)
+        if (features := self._cache.get("features")) is not None:
+            frozen._cache.update(features=features.detach(), recorded=True)
+        return frozen
 
     def resample(self, step: int) -> TaskEnergy:
         if self.redraw is None:

@@ -63,7 +63,7 @@ class DualNewton:
             answer, solution = self._solved(energy, prior, silent)
             solution = _with(solution, reason=reason)
         if examine and not isinstance(energy.belief, ClassMeans):  # which minimizes nothing
-            held, v = detached(energy), solution.value
+            held, v = energy.frozen(), solution.value
             start = energy.belief.start(held.meta.prior, len(v))
             with torch.no_grad():
                 before = held(start)
