@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import ibaml.training as training
-from ibaml.machine import machine
+from ibaml.machine import in_a_line, machine
 
 START = """
 import sys, time
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[[], *parts], default=list(parts))
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
-    print(machine("cpu") if callable(machine) else "", f"torch {torch.__version__}")
+    print(in_a_line(machine()))
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["IBAML_CACHE"] = f"{scratch}/cache"
         for name in parser.parse_args().parts:
