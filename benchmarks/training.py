@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import ibaml.machine
 import ibaml.training as training
 from ibaml.machine import in_a_line, machine
 
@@ -162,6 +163,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[[], *parts], default=list(parts))
     torch.set_num_threads(1)
+    if hasattr(ibaml.machine, "keep_freed_memory"):  # as `ibaml train` does; not in old checkouts
+        ibaml.machine.keep_freed_memory()
     os.environ["OMP_NUM_THREADS"] = "1"
     print(in_a_line(machine()))
     with tempfile.TemporaryDirectory() as scratch:

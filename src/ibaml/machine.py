@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -62,6 +63,21 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 # --- memory --------------------------------------------------------------------------------------
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt(3)
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep large blocks that are freed, for the next of their size, instead of
+    asking the system for new pages at every step. The process stays as large as it ever was, so
+    this is for commands, not for imports. Returns whether the library can; settings of the user's
+    own (MALLOC_…, see mallopt(3)) stand."""
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return False
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+    return False
 
 
 def free_bytes(device: torch.device) -> int | None:

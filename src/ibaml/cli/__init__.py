@@ -78,6 +78,9 @@ def demo(
     This takes about three minutes on two cores.
     """
     from ibaml import demo as story
+    from ibaml.machine import keep_freed_memory
+
+    keep_freed_memory()
 
     began = time.monotonic()
     with errors_as_sentences():

@@ -48,8 +48,10 @@ def evaluate(
     ECE and MCE use the top label and 15 bins of equal width. See docs/evaluation.md.
     """
     from ibaml.assessment import Protocol, assess, write_assessment
+    from ibaml.machine import keep_freed_memory
     from ibaml.training import open_run
 
+    keep_freed_memory()
     with errors_as_sentences():
         protocol = Protocol.of(given)
         say_if_without_pictures()

@@ -60,7 +60,10 @@ def _train(
 ) -> None:
     from ibaml import training
     from ibaml.cli.data import decoding
+    from ibaml.machine import keep_freed_memory
     from ibaml.training.processes import this_process
+
+    keep_freed_memory()
 
     named = {name: value for name, value in given.items() if value is not None}
     first = this_process().first
