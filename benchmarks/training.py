@@ -34,7 +34,8 @@ began = time.perf_counter()
 import torch
 from ibaml.training import resolve, train
 def told(what):
-    print(f"  {what:24s} {time.perf_counter() - began:6.2f} s, processor {time.process_time():6.2f} s")
+    wall, used = time.perf_counter() - began, time.process_time()
+    print(f"  {what:24s} {wall:6.2f} s, processor {used:6.2f} s")
 told("imports")
 from ibaml.tasks import image_folder
 image_folder(sys.argv[1]).moments
@@ -101,8 +102,9 @@ def embeddings(scratch: Path) -> None:
             scratch, f"e{ways}-{tasks}", data=str(file), model="mlp", train_ways=ways, tasks=tasks,
             iterations=60,
         )  # fmt: skip
+        rate = tasks / clock.per_step()
         print(
-            f"  trained {ways}-way, {tasks:2d} tasks a step: {tasks / clock.per_step():6.0f} tasks/s; "
+            f"  trained {ways}-way, {tasks:2d} tasks a step: {rate:6.0f} tasks/s; "
             f"a validation of 100 tasks {clock.validation:5.2f} s"
         )
 

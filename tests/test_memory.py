@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -64,3 +68,29 @@ def test_no_graph_is_kept_by_adaptation():
     tensors = [*posterior.mean.values(), *posterior.log_var.values()]
     tensors += [posterior.predict_proba(tasks.query_x[0]), posterior.solution.gradient]
     assert all(not t.requires_grad for t in tensors)
+
+
+def test_freed_memory_is_kept_and_what_the_user_set_stands():
+    """In a process of its own: what is freed is not given back to the system."""
+    code = """
+import os, ibaml.machine, torch
+from pathlib import Path
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+kept = ibaml.machine.keep_freed_memory()
+before = resident()
+block = torch.ones(2**26)
+del block
+print(kept, resident() - before > 2**27)
+"""
+    found = {}
+    for name in ("IBAML_NOTHING", "MALLOC_ARENA_MAX"):
+        clean = {n: v for n, v in os.environ.items() if not n.startswith(("MALLOC_", "GLIBC_"))}
+        ran = subprocess.run(
+            [sys.executable, "-c", code], env={**clean, name: "2"}, check=True,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        found[name] = ran.stdout.split()
+    assert found["MALLOC_ARENA_MAX"] == ["False", "False"]
+    kept, larger = found["IBAML_NOTHING"]
+    assert kept == larger  # another C library says that it cannot
