@@ -5,7 +5,7 @@ SETUP := .venv/.set-up
 
 .PHONY: demo test learn fuzz check format clean
 
-demo: $(SETUP)  ## meta-train on glyphs, about three minutes; pictures in runs/demo/
+demo: $(SETUP)  ## meta-train on glyphs, about two minutes; pictures in runs/demo/
 	$(BIN)/ibaml demo
 
 test: $(SETUP) check  ## every check and every test

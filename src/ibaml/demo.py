@@ -1,4 +1,4 @@
-"""What does ibaml do, shown in about three minutes? It learns a prior from characters of many
+"""What does ibaml do, shown in about two minutes? It learns a prior from characters of many
 scripts, then characters of unseen scripts from one example each, and knows how sure to be."""
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ app = typer.Typer(
     From many small related tasks, learn a prior over a network's weights.
     Then learn a new task from a few examples, and know how sure to be.
 
-    Start with [bold]ibaml demo[/bold], which takes about three minutes.""",
+    Start with [bold]ibaml demo[/bold], which takes about two minutes.""",
 )
 app.add_typer(data, name="data")
 train.command(app)
@@ -75,7 +75,7 @@ def demo(
     """Meta-train iBaML on characters, and test it on unseen scripts.
 
     Each test task has five characters of an unseen script, with one example each.
-    This takes about three minutes on two cores.
+    This takes about two minutes on two cores.
     """
     from ibaml import demo as story
     from ibaml.machine import keep_freed_memory
