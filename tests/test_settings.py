@@ -41,7 +41,7 @@ def test_the_method_decides_what_was_not_given():
     assert resolve({"noise": "antithetic"}).solver == "newton"
     assert resolve({"adapt": "all"}).posterior == "diagonal"
     assert (maml.adapt, maml.solver, maml.steps) == ("all", "polyak", 5)
-    assert resolve({"method": "maml", "inner_lr": 0.1}).solver == "descent"
+    assert resolve({"method": "maml", "inner_lr": 0.2}).solver == "descent"
     assert maml.samples is None
     assert maml.lam is None
     assert resolve({"method": "ibaml", "inner_lr": 0.1}).solver == "descent"
@@ -120,3 +120,18 @@ def test_every_setting_is_described_and_its_default_is_of_its_kind():
     for name, field in FIELDS.items():
         assert field.help, name
         assert field.default is None or isinstance(field.default, field.kind), name
+
+
+@pytest.mark.parametrize("method", ["ibaml", "imaml", "maml", "abml", "fomaml", "reptile"])
+def test_the_step_size_suits_the_network_in_python_as_in_runs(method):
+    """A head that reads many features is too curved for steps of 0.1; a given one is taken."""
+    from ibaml.training.build import build_learner
+
+    settings = resolve({"method": method, "adapt": "all"})
+    for side, small in ((28, True), (84, False)):
+        net = ibaml.nn.conv4(5, 16, 1, side)
+        solver = build_learner(settings, net).solver
+        assert solver == getattr(ibaml.methods, method)(net, adapt="all").solver
+        assert solver.lr == (0.1 if small or method == "reptile" else 0.03)
+        own = resolve({"method": method, "adapt": "all", "inner_lr": 0.2})
+        assert build_learner(own, net).solver.lr == 0.2

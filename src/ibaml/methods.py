@@ -32,6 +32,7 @@ from ibaml.learner import MetaLearner
 from ibaml.linalg import ConjugateGradient
 from ibaml.objectives import Abml, Objective
 from ibaml.recommended import (
+    head_features,
     make_solver,
     recommend,
     recommended,
@@ -243,7 +244,7 @@ def _make(
         method,
         head=isinstance(options.get("adapt"), str) and options["adapt"] == "head",
         regression=isinstance(options.get("likelihood"), Gaussian),
-        given=_settings_given(options),
+        given=_settings_given(options, model),
     )
     options["solver"] = _solver(options, values)
     belief = _belief(method, options, values) if belief is None or "belief" in options else belief
@@ -265,11 +266,13 @@ def _make(
     return learner
 
 
-def _settings_given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_given(options: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """The settings that the recommended values of others depend on."""
     names = ("posterior", "lam", "beta", "learn_beta", "execution", *NOT_OF_FULL)
     settings: dict[str, Any] = {name: options.get(name) for name in names}
     settings["inner_lr"] = options.get("lr")
+    if isinstance(model, nn.Module):  # anything else is refused later
+        settings |= head_features(model)
     if isinstance(belief := options.get("belief"), Belief):
         other = "diagonal" if belief.is_diagonal_gaussian else "low_rank"
         settings["posterior"] = "full" if belief.in_dual else other

@@ -6,6 +6,7 @@ Settings that depend on the data come from `recommend`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -28,8 +29,10 @@ from ibaml.solve import (
     Solver,
 )
 from ibaml.tasks import Dataset, EpisodeTasks, TaskSource
-from ibaml.words import GAUSSIAN, IMPLICIT, IN_CLOSED_FORM, METHODS, NOT_OF_FULL
+from ibaml.words import DESCENTS, GAUSSIAN, IMPLICIT, IN_CLOSED_FORM, METHODS, NOT_OF_FULL
 
+# a head that reads more is too curved for steps of 0.1 (docs/studies/paper-setting.md)
+_FEW_FEATURES = 128
 _FEW_STEPS = ("maml", "abml", "fomaml")  # for them Polyak's bound on steps pays
 MANY_WAYS = 20  # classes of a training task, if the prior is tied over them and there are enough
 MANY_CLASSES = 300  # with so many, a temperature learned with the prior is right for new classes
@@ -39,6 +42,15 @@ def ends_in_linear(model: nn.Module) -> bool:
     """Whether the last layer that has weights is linear, so that it is a head."""
     layers = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
     return bool(layers) and isinstance(layers[-1], nn.Linear)
+
+
+def head_features(model: nn.Module) -> dict[str, int]:
+    """How many features the last layer reads, as `recommended` is given it; empty if it is not
+    linear."""
+    if not ends_in_linear(model):
+        return {}
+    last = [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
+    return {"features": last.in_features}
 
 
 def recommended_adapt(method: str, model: nn.Module | None = None) -> str:
@@ -59,7 +71,8 @@ def recommended(
         given: settings that others depend on: ``posterior`` and all that only another than the full
             one reads, ``solver``, ``inner_lr`` (a given α selects descent), ``noise``,
             ``curvature``, ``stopping``, ``execution``, ``lam``, ``beta``, ``learn_beta``,
-            ``noise_std``, ``bounded`` (False: nobody knows the loss's lowest value).
+            ``noise_std``, ``bounded`` (False: nobody knows the loss's lowest value), ``features``
+            (how many the network's head reads).
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     by_itself = head and given.get("execution", "auto") in ("auto", "head")
@@ -84,13 +97,13 @@ def recommended(
         if method in _FEW_STEPS and bounded:  # docs/studies/paper-setting.md
             solver = "polyak"
     # descent stops early, and the implicit rule knows it; a given curvature means the plain rule
-    stopped = method in IMPLICIT and solver in ("descent", "polyak", "natural")
+    stopped = method in IMPLICIT and solver in DESCENTS
     stopped &= "curvature" not in given and given.get("stopping") not in ("off", "0", 0)
     steps = {"newton": 8, "head": 16}.get(solver, 15 if stopped else 5)
     values.update(solver=solver, steps=steps)
-    if solver in ("descent", "polyak", "natural", "adam"):
-        # a network's loss is too curved for longer steps (docs/studies/paper-setting.md)
-        labels = 0.1 if head or method == "reptile" else 0.03
+    if solver in (*DESCENTS, "adam"):
+        few = head or method == "reptile" or given.get("features", math.inf) <= _FEW_FEATURES
+        labels = 0.1 if few else 0.03
         values["inner_lr"] = 0.01 if solver == "adam" else 0.1 if regression else labels
         if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
             values["inner_lr"] *= given.get("noise_std", values["noise_std"]) ** 2

@@ -50,6 +50,7 @@ SolverName = Literal["newton", "descent", "polyak", "natural", "adam", "dual", "
 SOLVERS: tuple[SolverName, ...] = (
     "newton", "descent", "polyak", "natural", "adam", "dual", "head",
 )  # fmt: skip
+DESCENTS: tuple[SolverName, ...] = ("descent", "polyak", "natural")  # with a step size α
 ObjectiveName = Literal["query", "predictive", "abml"]
 OBJECTIVES: tuple[ObjectiveName, ...] = ("query", "predictive", "abml")
 PosteriorName = Literal["diagonal", "low_rank", "full", "class_means"]

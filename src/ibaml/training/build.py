@@ -17,7 +17,13 @@ from ibaml.kinds import NAMES, SINUSOIDS, TABLE
 from ibaml.learner import MetaLearner
 from ibaml.nn import Discriminant, backbone
 from ibaml.objectives import Abml, Objective, PredictiveNll, QueryNll
-from ibaml.recommended import MANY_WAYS, make_solver, recommended_temperature
+from ibaml.recommended import (
+    MANY_WAYS,
+    head_features,
+    make_solver,
+    recommended,
+    recommended_temperature,
+)
 from ibaml.solve import Solver
 from ibaml.tasks import Augment, EpisodeTasks, Inputs, SinusoidTasks, Table, TableTasks, TaskSource
 from ibaml.tasks.catalog import open_data
@@ -32,7 +38,7 @@ from ibaml.training.rules import (
 )
 from ibaml.training.settings import Settings
 from ibaml.weights import ClassMeans
-from ibaml.words import BACKBONES, IN_CLOSED_FORM
+from ibaml.words import BACKBONES, DESCENTS, IN_CLOSED_FORM
 
 
 def pick_dtype(settings: Settings) -> torch.dtype:
@@ -152,6 +158,16 @@ def choose_temperature(settings: Settings, network: nn.Module, tasks: TaskSource
     return replace(settings, temperature=str(chosen))
 
 
+def choose_step_size(settings: Settings, network: nn.Module) -> Settings:
+    """The settings with a step size that suits the network, where none was given."""
+    if settings.inner_lr is not None or settings.solver not in DESCENTS:
+        return settings
+    given = {"solver": settings.solver, "posterior": "diagonal", **head_features(network)}
+    head = settings.adapt == "head"
+    values = recommended(settings.method, head=head, regression=settings.regression, given=given)
+    return replace(settings, inner_lr=values["inner_lr"])
+
+
 def choose_train_ways(settings: Settings, tasks: TaskSource) -> tuple[Settings, TaskSource]:
     """Settings and tasks with more classes in training, where none were given: a feature that tells
     twenty classes apart tells five (docs/studies/heads.md). Half of the classes at most, so that
@@ -168,6 +184,7 @@ def choose_train_ways(settings: Settings, tasks: TaskSource) -> tuple[Settings, 
 
 def build_learner(settings: Settings, network: nn.Module) -> MetaLearner:
     """The learner that the settings describe, around a network."""
+    settings = choose_step_size(settings, network)
     options: dict[str, Any] = {
         "adapt": settings.adapt,
         "tie_head": settings.tie_head,

@@ -15,6 +15,7 @@ from ibaml.kinds import FEATURES, IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data
 from ibaml.training.settings import Settings
 from ibaml.words import (
     BACKBONES,
+    DESCENTS,
     GAUSSIAN,
     IMPLICIT,
     IN_CLOSED_FORM,
@@ -218,6 +219,8 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
         **recommended(method, head=head, regression=regression, given=given),
         "meta_lr": recommended_meta_lr(head=head),
     }
+    if values.get("solver") in DESCENTS and not regression:
+        values["inner_lr"] = None  # depends on the network: `build.choose_step_size`
     for name, usual in (("image_size", IMAGE_SIZE), ("queries", QUERIES)):
         if kind.reads(name):
             values[name] = usual

@@ -159,7 +159,8 @@ class Settings:
     )  # fmt: skip
     inner_lr: float | None = setting(
         None, "α, the step size of adaptation (newton has none).", _METHOD, above=0,
-        shown="0.1, in regression 0.1·σ²; adam 0.01",
+        shown="0.1 for a head, or if it reads at most 128 features, else 0.03; in regression "
+        "0.1·σ²; adam 0.01",
     )  # fmt: skip
     learn_inner_lr: bool | None = setting(
         None, "Meta-learn α, one for each weight tensor.", _METHOD, only=UNROLLED, shown="no"

@@ -19,6 +19,7 @@ from ibaml.training.base_classes import start_from_base
 from ibaml.training.build import (
     build_learner,
     build_network,
+    choose_step_size,
     choose_temperature,
     choose_train_ways,
     describe_source,
@@ -115,6 +116,7 @@ def _begin(
     network = build_network(settings, tasks.example_shape)
     settings = start_from_base(settings, network, tasks, progress)
     settings = choose_temperature(settings, network, tasks)
+    settings = choose_step_size(settings, network)
     learner = build_learner(settings, network).to(device)
     learner.inputs = Inputs.of(tasks)
     with joined(processes, device):
