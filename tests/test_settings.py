@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import ibaml
 from ibaml.fields import SettingsError, write_toml
 from ibaml.files import write_whole
 from ibaml.training.rules import resolve
