@@ -50,7 +50,7 @@ def head_features(model: nn.Module) -> dict[str, int]:
     if not ends_in_linear(model):
         return {}
     last = [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
-    return {"features": last.in_features}
+    return {"head_features": last.in_features}
 
 
 def recommended_adapt(method: str, model: nn.Module | None = None) -> str:
@@ -71,7 +71,7 @@ def recommended(
         given: settings that others depend on: ``posterior`` and all that only another than the full
             one reads, ``solver``, ``inner_lr`` (a given α selects descent), ``noise``,
             ``curvature``, ``stopping``, ``execution``, ``lam``, ``beta``, ``learn_beta``,
-            ``noise_std``, ``bounded`` (False: nobody knows the loss's lowest value), ``features``
+            ``noise_std``, ``bounded`` (False: nobody knows the loss's lowest value), ``head_features``
             (how many the network's head reads).
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
@@ -102,7 +102,7 @@ def recommended(
     steps = {"newton": 8, "head": 16}.get(solver, 15 if stopped else 5)
     values.update(solver=solver, steps=steps)
     if solver in (*DESCENTS, "adam"):
-        few = head or method == "reptile" or given.get("features", math.inf) <= _FEW_FEATURES
+        few = head or method == "reptile" or given.get("head_features", math.inf) <= _FEW_FEATURES
         labels = 0.1 if few else 0.03
         values["inner_lr"] = 0.01 if solver == "adam" else 0.1 if regression else labels
         if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
