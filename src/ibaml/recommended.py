@@ -71,8 +71,8 @@ def recommended(
         given: settings that others depend on: ``posterior`` and all that only another than the full
             one reads, ``solver``, ``inner_lr`` (a given α selects descent), ``noise``,
             ``curvature``, ``stopping``, ``execution``, ``lam``, ``beta``, ``learn_beta``,
-            ``noise_std``, ``bounded`` (False: nobody knows the loss's lowest value), ``head_features``
-            (how many the network's head reads).
+            ``noise_std``, ``bounded`` (False: nobody knows the loss's lowest value),
+            ``head_features`` (how many the network's head reads).
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     by_itself = head and given.get("execution", "auto") in ("auto", "head")
