@@ -33,7 +33,7 @@ from ibaml.words import DESCENTS, GAUSSIAN, IMPLICIT, IN_CLOSED_FORM, METHODS, N
 
 # a head that reads more is too curved for steps of 0.1 (docs/studies/paper-setting.md)
 _FEW_FEATURES = 128
-_FEW_STEPS = ("maml", "abml", "fomaml")  # for them Polyak's bound on steps pays
+_FEW_STEPS = ("maml", "abml", "fomaml")  # Polyak's bound pays; for fomaml it was not measured
 MANY_WAYS = 20  # classes of a training task, if the prior is tied over them and there are enough
 MANY_CLASSES = 300  # with so many, a temperature learned with the prior is right for new classes
 
