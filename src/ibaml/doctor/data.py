@@ -1,0 +1,148 @@
+"""What is wrong with the data? Examples in two splits, queries in the support set, targets that
+have nothing to do with their inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ibaml.seeding import mix
+from ibaml.tasks import EpisodeTasks, TableTasks, TaskBatch, TaskSource
+from ibaml.tasks.inspect import inspect_dataset
+
+_PERMUTATIONS = 200
+_FEW_NUMBERS = 4  # equal inputs of so few numbers are no surprise
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Equal examples (or rows of tables) in the training split and in another.
+
+    Attributes:
+        split: the other split.
+        share: how much of it is in the training split too.
+        pairs: classes (or tasks) that share examples, (in training, in the other split, how many),
+            those that share most first.
+    """
+
+    split: str
+    share: float
+    pairs: tuple[tuple[str, str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Association:
+    """Whether targets go with inputs, within tasks.
+
+    For every query, the target of its nearest support example is compared with those of the others.
+    If targets have nothing to do with inputs, no order of the queries' targets is special, so the
+    observed mean is one of its values under random orders.
+
+    Attributes:
+        z: how many deviations of random orders the observed mean is above theirs.
+        share: how much nearer the target of the nearest example is, relative to the others'.
+    """
+
+    z: float
+    share: float
+
+
+def leaks(tasks: TaskSource) -> tuple[Leak, ...]:
+    """Where validation and test data are in the training data too."""
+    if isinstance(tasks, EpisodeTasks):
+        data = tasks.data
+        home = {c: split for split, members in data.splits.items() for c in members}
+        found: dict[str, Counter[tuple[str, str]]] = {}
+        for one, other in inspect_dataset(data, 1).leaks:
+            a, b = int(data.labels[one]), int(data.labels[other])
+            if "train" not in (home[a], home[b]):
+                continue
+            train, held = (a, b) if home[a] == "train" else (b, a)
+            found.setdefault(home[held], Counter())[data.classes[train], data.classes[held]] += 1
+        sizes = {split: sum(data.count(c) for c in data.splits[split]) for split in found}
+        return _counted(found, sizes)
+    if isinstance(tasks, TableTasks):
+        table = tasks.table
+        rows: dict[str, dict[bytes, str]] = {}
+        found, sizes = {}, {}
+        for split, members in table.splits.items():
+            rows[split] = {}
+            for t in members:
+                where = table.labels == t
+                content = np.ascontiguousarray(
+                    np.column_stack([table.x[where], table.y[where]])
+                )
+                content = content[np.lexsort(content.T)]
+                digest = hashlib.blake2b(content.tobytes(), digest_size=16).digest()
+                rows[split].setdefault(digest, table.tasks[t])
+        for split, held in rows.items():
+            if split == "train":
+                continue
+            twice = {d: n for d, n in held.items() if d in rows.get("train", {})}
+            if twice:
+                found[split] = Counter({(rows["train"][d], n): 1 for d, n in twice.items()})
+                sizes[split] = len(table.splits[split])
+        return _counted(found, sizes)
+    return ()
+
+
+def _counted(
+    found: Mapping[str, Counter[tuple[str, str]]], sizes: Mapping[str, int]
+) -> tuple[Leak, ...]:
+    return tuple(
+        Leak(
+            split,
+            sum(pairs.values()) / max(1, sizes[split]),
+            tuple((a, b, n) for (a, b), n in pairs.most_common(5)),
+        )
+        for split, pairs in sorted(found.items())
+    )
+
+
+def repeated(batches: Sequence[TaskBatch]) -> float:
+    """The share of the queries whose input is one of their task's support set."""
+    if batches[0].support_x[0, 0].numel() <= _FEW_NUMBERS:
+        return 0.0
+    hits = [
+        torch.tensor([
+            [bool((s == q).flatten(1).all(1).any()) for q in queries]
+            for s, queries in zip(batch.support_x, batch.query_x, strict=True)
+        ])
+        for batch in batches
+    ]  # fmt: skip
+    return float(torch.cat([h.flatten() for h in hits]).double().mean())
+
+
+def association(batches: Sequence[TaskBatch]) -> Association:
+    """Whether targets go with inputs in these tasks."""
+    rng = np.random.default_rng(mix(0, 17))
+    observed, random, scale = 0.0, np.zeros(_PERMUTATIONS), 0.0
+    for batch in batches:
+        for t in range(len(batch)):
+            x, y = batch.support_x[t].flatten(1).double(), batch.query_x[t].flatten(1).double()
+            nearest = torch.cdist(y, x).argmin(1).cpu().numpy()
+            apart = _apart(batch.query_y[t], batch.support_y[t])
+            mean = apart.mean(1)
+            scale += mean.sum()
+            orders = np.stack([rng.permutation(len(nearest)) for _ in range(_PERMUTATIONS)])
+            observed += (mean - apart[np.arange(len(nearest)), nearest]).sum()
+            random += (mean[orders] - apart[orders, nearest[None]]).sum(1)
+    deviation = float(random.std())
+    return Association(
+        float(observed - random.mean()) / deviation if deviation else 0.0,
+        float(observed / scale) if scale else 0.0,
+    )
+
+
+def _apart(queries: Tensor, support: Tensor) -> np.ndarray:
+    """How far the targets of queries are from those of support examples, (M, N)."""
+    if not queries.is_floating_point():
+        return (queries[:, None] != support[None]).double().cpu().numpy()
+    one, other = (y.double().reshape(len(y), -1) for y in (queries, support))
+    return torch.cdist(one, other).cpu().numpy()
