@@ -74,13 +74,14 @@ def answers(
     """The answers of a learner to the queries of some tasks.
 
     Args:
-        alone: ask so many queries of each task, one at a time (0: all of them, together).
+        alone: ask so many queries of each task, one at a time where it makes a difference (0: all
+            of them, together).
     """
     asked = [_some(batch, alone) for batch in batches]
+    one_by_one = bool(alone) and "batch" in learner.norm_plan(norm_stats).values()
     posteriors = [learner.adapt_all(batch, norm_stats=norm_stats) for batch in asked]
     judge = _numbers if asked[0].query_y.is_floating_point() else _labels
-    result = judge(learner, posteriors, asked, bool(alone))
-    return result
+    return judge(learner, posteriors, asked, one_by_one)
 
 
 def _some(batch: TaskBatch, count: int) -> TaskBatch:

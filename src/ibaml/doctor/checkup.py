@@ -66,7 +66,7 @@ class Checkup:
             return f"{HEALTHY}."
         first = self.findings[0]
         sentence = f"{first.sentence}: {first.change}."
-        return sentence[0].upper() + sentence[1:]
+        return sentence[0].upper() + sentence[1:] if sentence[0].isascii() else sentence
 
     @property
     def command(self) -> str:

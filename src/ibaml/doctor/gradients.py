@@ -23,7 +23,7 @@ from ibaml.solve import Descent
 from ibaml.tasks import TaskBatch
 
 SMALL = 20  # steps that are unrolled at most
-_STEP = 1e-3  # of the difference quotient, relative to the size of the parameters
+_STEP = 1e-5  # of the difference quotient, relative to the size of the parameters
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class GradientFigures:
         partly: whether that is fewer steps than the solver takes: `SMALL` at most are unrolled.
         cosine, ratio: with and to the unrolled gradient, for ``"mean"`` (prior means and shared
             weights) and ``"log_var"``.
-        slope: how fast the loss falls along the gradient, over what the gradient says: 1 if it is
-            right.
+        slope: how fast the loss falls along the gradient, over what the gradient says, 1 if it is
+            right; None where there are steps to unroll. (K steps of descent through ReLUs jump
+            where one switches, so that there quotients say nothing.)
         norms: ‖∇E‖ at the solutions by block, medians over the tasks.
         residual: median relative residual of the linear systems; None if there are none.
         starved: the share of tasks whose system is unsolved because its steps ran out.
@@ -79,7 +80,7 @@ def gradient_figures(learner: MetaLearner, batch: TaskBatch) -> GradientFigures:
         partly=steps is not None and steps < learner.solver.steps,
         cosine=cosine,
         ratio=ratio,
-        slope=None if isinstance(learner.gradient, Reptile) else slope(learner, batch),
+        slope=None if isinstance(learner.solver, Descent) else slope(learner, batch),
         norms={name: float(n.double().nanmedian()) for name, n in norms.items()},
         residual=residual,
         starved=starved,

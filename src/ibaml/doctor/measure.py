@@ -36,6 +36,8 @@ TRIED: tuple[tuple[str, float, Variant], ...] = (
     ("rate", 1 / 16, lambda learner: with_rate(learner, 1 / 16)),
     ("rate", 1 / 64, lambda learner: with_rate(learner, 1 / 64)),
     ("steps", 4.0, lambda learner: with_steps(learner, 4)),
+    ("steps", 16.0, lambda learner: with_steps(learner, 16)),
+    ("steps", 64.0, lambda learner: with_steps(learner, 64)),
 )
 
 
@@ -184,9 +186,9 @@ def prior_figures(learner: MetaLearner, batch: TaskBatch) -> PriorFigures:
         return PriorFigures(lam or None, None, examples)
     beta = learner.beta if learner.log_beta is None else float(learner.log_beta.exp())
     kappa = float(belief.weight(beta, examples))
-    rho = rest[0].double()
-    noise = rho.exp().mean().sqrt() / mean.double().square().mean().sqrt().clamp(min=1e-300)
-    return PriorFigures(kappa * float((-rho).exp().median()), float(noise), examples)
+    rho, size = rest[0].double(), float(mean.double().square().mean().sqrt())
+    noise = float(rho.exp().mean().sqrt()) / size if size else None
+    return PriorFigures(kappa * float((-rho).exp().median()), noise, examples)
 
 
 def norm_figures(

@@ -13,6 +13,8 @@ from ibaml.learner import MetaLearner
 from ibaml.solve import Descent, DualNewton
 from ibaml.weights import ClassMeans, DiagonalGaussian, FullGaussian, Point
 
+MOST_STEPS = 64
+
 
 def with_strength(learner: MetaLearner, factor: float) -> MetaLearner | None:
     """κ times a factor: β, or λ where that was given. None where no prior is in the energy."""
@@ -62,11 +64,13 @@ def with_rate(learner: MetaLearner, factor: float) -> MetaLearner | None:
 
 
 def with_steps(learner: MetaLearner, factor: int) -> MetaLearner | None:
-    """K times a factor. None where nothing is solved in steps."""
-    if isinstance(learner.belief, ClassMeans):
-        return None
+    """K times a factor. None where nothing is solved in steps, and for more than `MOST_STEPS`
+    unless the factor is 4 at most."""
     solver: Any = learner.solver
-    return learner.replace(solver=replace(solver, steps=max(1, factor * solver.steps)))
+    steps = max(1, factor * solver.steps)
+    if isinstance(learner.belief, ClassMeans) or (factor > 4 and steps > MOST_STEPS):
+        return None
+    return learner.replace(solver=replace(solver, steps=steps))
 
 
 def _believing(learner: MetaLearner, belief: Any) -> MetaLearner:
