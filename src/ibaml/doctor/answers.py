@@ -109,19 +109,26 @@ def _labels(
         parts = []
         for x in _parts(batch.query_x, alone):
             at_points = of.outputs_at_points(x, count=FIT_POINTS)
-            parts.append(of.outputs(x, SAMPLES) if at_points is None else torch.cat(list(at_points), 2))
+            parts.append(
+                of.outputs(x, SAMPLES) if at_points is None else torch.cat(list(at_points), 2)
+            )
         outputs = torch.cat(parts, 2)
         rows = learner.likelihood.probabilities(outputs.flatten(0, 2))
-        logs.append(rows.view_as(outputs).clamp(min=torch.finfo(rows.dtype).tiny).log().nan_to_num(-math.log(rows.shape[-1])))
+        logs.append(
+            rows.view_as(outputs)
+            .clamp(min=torch.finfo(rows.dtype).tiny)
+            .log()
+            .nan_to_num(-math.log(rows.shape[-1]))
+        )
         labels.append(batch.query_y)
         shares.append(_drawn(outputs - outputs.mean(-1, keepdim=True)))
     scale = _best_temperature(logs, labels)
     p = [log.exp().mean(1) for log in logs]
     at_best = [(scale * log).log_softmax(-1).exp().mean(1) for log in logs]
     confidence = np.concatenate([one.amax(-1).double().cpu().numpy() for one in p]).clip(0, 1)
-    correct = np.concatenate([
-        (one.argmax(-1) == y).cpu().numpy() for one, y in zip(p, labels, strict=True)
-    ])
+    correct = np.concatenate(
+        [(one.argmax(-1) == y).cpu().numpy() for one, y in zip(p, labels, strict=True)]
+    )
     chance = 1 / p[0].shape[-1]
     right = float(correct.mean())
     return Answers(
@@ -173,16 +180,29 @@ def _numbers(
         between = mean.flatten(1).double().var(1, correction=0)
         within = (variances[-1] - (0.0 if noise is None else float(noise))).clamp(min=0).mean(1)
         shares.append(within / (within + between).clamp(min=1e-12))
-    scale = math.sqrt(float(torch.cat([(s / v).flatten() for s, v in zip(squares, variances, strict=True)]).mean()))
+    scale = math.sqrt(
+        float(
+            torch.cat([(s / v).flatten() for s, v in zip(squares, variances, strict=True)]).mean()
+        )
+    )
     scale = max(scale, 1e-6)
 
     def nll(factor: float) -> np.ndarray:
-        return np.concatenate([
-            (0.5 * (s / (v * factor**2) + (2 * math.pi * v * factor**2).log())).mean(1).cpu().numpy()
-            for s, v in zip(squares, variances, strict=True)
-        ])
+        return np.concatenate(
+            [
+                (0.5 * (s / (v * factor**2) + (2 * math.pi * v * factor**2).log()))
+                .mean(1)
+                .cpu()
+                .numpy()
+                for s, v in zip(squares, variances, strict=True)
+            ]
+        )
 
-    inside = float(torch.cat([(s <= 1.96**2 * v).double().flatten() for s, v in zip(squares, variances, strict=True)]).mean())
+    inside = float(
+        torch.cat(
+            [(s <= 1.96**2 * v).double().flatten() for s, v in zip(squares, variances, strict=True)]
+        ).mean()
+    )
     error = sum(float(s.sum()) for s in squares) / max(sum(float(s.sum()) for s in spreads), 1e-12)
     return Answers(
         nll=nll(1.0),

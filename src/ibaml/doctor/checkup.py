@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ibaml.doctor.facts import RunFacts, run_facts
 from ibaml.doctor.measure import Measured, measure
 from ibaml.doctor.verdict import Case, Finding, findings, readings

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -75,9 +75,7 @@ def leaks(tasks: TaskSource) -> tuple[Leak, ...]:
             rows[split] = {}
             for t in members:
                 where = table.labels == t
-                content = np.ascontiguousarray(
-                    np.column_stack([table.x[where], table.y[where]])
-                )
+                content = np.ascontiguousarray(np.column_stack([table.x[where], table.y[where]]))
                 content = content[np.lexsort(content.T)]
                 digest = hashlib.blake2b(content.tobytes(), digest_size=16).digest()
                 rows[split].setdefault(digest, table.tasks[t])

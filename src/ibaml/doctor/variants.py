@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ibaml.learner import MetaLearner
-from ibaml.solve import Descent, DualNewton
+from ibaml.solve import Descent
 from ibaml.weights import ClassMeans, DiagonalGaussian, FullGaussian, Point
 
 MOST_STEPS = 64
@@ -59,7 +59,9 @@ def with_rate(learner: MetaLearner, factor: float) -> MetaLearner | None:
                 rate += math.log(factor)
         return made
     rate = solver.lr
-    scaled = rate * factor if isinstance(rate, int | float) else {n: factor * r for n, r in rate.items()}
+    scaled = (
+        rate * factor if isinstance(rate, int | float) else {n: factor * r for n, r in rate.items()}
+    )
     return learner.replace(solver=replace(solver, lr=scaled))
 
 

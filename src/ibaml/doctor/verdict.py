@@ -202,7 +202,7 @@ def _say_norm(case: Case) -> Words:
         return (
             "batch norm is misused: its running statistics were never filled, and predictions use "
             "them",
-            "train with learner.train() in force, or predict with norm_stats=\"support\"",
+            'train with learner.train() in force, or predict with norm_stats="support"',
             f"ibaml evaluate {_folder(case)} --norm-stats support" if case.settings else "",
         )
     best = min((kind for kind in norm.alone if kind != "used"), key=norm.alone.__getitem__)
@@ -397,7 +397,9 @@ def _train(case: Case, changes: dict[str, object]) -> str:
         for name, value in changes.items()
     ]
     config = shlex.quote(f"{case.folder}/config.toml")
-    return f"ibaml train --config {config} {' '.join(words)} --out {shlex.quote(case.folder + '-2')}"
+    return (
+        f"ibaml train --config {config} {' '.join(words)} --out {shlex.quote(case.folder + '-2')}"
+    )
 
 
 def _written(value: object) -> str:
