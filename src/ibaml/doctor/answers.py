@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ibaml.energy import Likelihood
 from ibaml.evaluation import bin_sums, ece
 from ibaml.evaluation.predict import FIT_POINTS
 from ibaml.evaluation.temperature import LIMIT, fit_log_temperature
@@ -23,6 +24,7 @@ from ibaml.posterior import Posteriors
 from ibaml.tasks import TaskBatch
 
 SAMPLES = 10  # draws of a prediction, where it needs draws
+_HUGE = 1e12  # stands for squares and variances that are not finite
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Answers:
         confidence: mean probability of the answer, or how often the target is inside the 95 %
             interval.
         error: expected calibration error, or the distance of that share from 95 %.
+        gap: confidence minus accuracy, or 95 % minus the share inside: above 0 is too sure.
         drawn: the share of the variance of outputs that comes from the draws, not from the inputs.
-        energy: E at the solutions, (T,); NaN where nothing is minimized.
-        diverged: the share of tasks whose adaptation diverged.
+        diverged: the share of tasks whose adaptation diverged; there the prior answers.
     """
 
     nll: np.ndarray
@@ -50,17 +52,9 @@ class Answers:
     skill: float
     confidence: float
     error: float
+    gap: float
     drawn: float
-    energy: np.ndarray
     diverged: float
-
-    @property
-    def gap(self) -> float:
-        """Confidence minus accuracy: above 0 is too sure. (Of intervals: 95 % minus the share
-        inside.)"""
-        return self.confidence - self.right if self.labels else 0.95 - self.confidence
-
-    labels: bool = True
 
 
 @torch.no_grad()
@@ -80,8 +74,10 @@ def answers(
     asked = [_some(batch, alone) for batch in batches]
     one_by_one = bool(alone) and "batch" in learner.norm_plan(norm_stats).values()
     posteriors = [learner.adapt_all(batch, norm_stats=norm_stats) for batch in asked]
-    judge = _numbers if asked[0].query_y.is_floating_point() else _labels
-    return judge(learner, posteriors, asked, one_by_one)
+    if asked[0].query_y.is_floating_point():
+        noise = learner.likelihood.noise_variance()
+        return _numbers(posteriors, asked, 0.0 if noise is None else float(noise), one_by_one)
+    return _labels(posteriors, asked, learner.likelihood, one_by_one)
 
 
 def _some(batch: TaskBatch, count: int) -> TaskBatch:
@@ -101,47 +97,44 @@ def _parts(x: Tensor, alone: bool) -> Sequence[Tensor]:
 
 
 def _labels(
-    learner: MetaLearner, posteriors: Sequence[Posteriors], batches: Sequence[TaskBatch],
+    posteriors: Sequence[Posteriors],
+    batches: Sequence[TaskBatch],
+    likelihood: Likelihood,
     alone: bool,
-) -> Answers:  # fmt: skip
+) -> Answers:
     logs, labels, shares = [], [], []
     for of, batch in zip(posteriors, batches, strict=True):
-        parts = []
-        for x in _parts(batch.query_x, alone):
-            at_points = of.outputs_at_points(x, count=FIT_POINTS)
-            parts.append(
-                of.outputs(x, SAMPLES) if at_points is None else torch.cat(list(at_points), 2)
-            )
-        outputs = torch.cat(parts, 2)
-        rows = learner.likelihood.probabilities(outputs.flatten(0, 2))
-        logs.append(
-            rows.view_as(outputs)
-            .clamp(min=torch.finfo(rows.dtype).tiny)
-            .log()
-            .nan_to_num(-math.log(rows.shape[-1]))
-        )
+        outputs = torch.cat([_outputs(of, x) for x in _parts(batch.query_x, alone)], 2)
+        p = likelihood.probabilities(outputs.flatten(0, 2)).view_as(outputs)
+        logs.append(p.clamp(min=torch.finfo(p.dtype).tiny).log().nan_to_num(-math.log(p.shape[-1])))
         labels.append(batch.query_y)
         shares.append(_drawn(outputs - outputs.mean(-1, keepdim=True)))
     scale = _best_temperature(logs, labels)
-    p = [log.exp().mean(1) for log in logs]
+    averaged = [log.exp().mean(1) for log in logs]
     at_best = [(scale * log).log_softmax(-1).exp().mean(1) for log in logs]
-    confidence = np.concatenate([one.amax(-1).double().cpu().numpy() for one in p]).clip(0, 1)
+    confidence = np.concatenate([_flat(p.amax(-1)) for p in averaged]).clip(0, 1)
     correct = np.concatenate(
-        [(one.argmax(-1) == y).cpu().numpy() for one, y in zip(p, labels, strict=True)]
+        [_flat(p.argmax(-1) == y) > 0 for p, y in zip(averaged, labels, strict=True)]
     )
-    chance = 1 / p[0].shape[-1]
-    right = float(correct.mean())
+    right, chance = float(correct.mean()), 1 / averaged[0].shape[-1]
     return Answers(
-        nll=_nll(p, labels),
+        nll=_nll(averaged, labels),
         informed=_nll(at_best, labels),
         scale=scale,
         right=right,
         skill=(right - chance) / (1 - chance),
         confidence=float(confidence.mean()),
         error=float(ece(bin_sums(confidence, correct).sum(0))),
+        gap=float(confidence.mean()) - right,
         drawn=float(torch.cat(shares).mean()),
-        **_solved(posteriors),
+        diverged=_diverged(posteriors),
     )
+
+
+def _outputs(of: Posteriors, x: Tensor) -> Tensor:
+    """What the network says under draws, or at the points that stand for them, (T, S, M, C)."""
+    at_points = of.outputs_at_points(x, count=FIT_POINTS)
+    return of.outputs(x, SAMPLES) if at_points is None else torch.cat(list(at_points), 2)
 
 
 def _best_temperature(logs: Sequence[Tensor], labels: Sequence[Tensor]) -> float:
@@ -165,57 +158,48 @@ def _nll(probabilities: Sequence[Tensor], labels: Sequence[Tensor]) -> np.ndarra
 
 
 def _numbers(
-    learner: MetaLearner, posteriors: Sequence[Posteriors], batches: Sequence[TaskBatch],
-    alone: bool,
-) -> Answers:  # fmt: skip
-    squares, variances, spreads, nlls, shares = [], [], [], [], []
-    noise = learner.likelihood.noise_variance()
+    posteriors: Sequence[Posteriors], batches: Sequence[TaskBatch], noise: float, alone: bool
+) -> Answers:
+    squares, variances, spreads, shares = [], [], [], []
     for of, batch in zip(posteriors, batches, strict=True):
         parts = [of.predict(x, SAMPLES) for x in _parts(batch.query_x, alone)]
-        mean, variance = (torch.cat(group, 1) for group in zip(*parts, strict=True))
-        y = batch.query_y.view_as(mean)
-        squares.append((mean - y).square().flatten(1).double().nan_to_num(1e12))
-        variances.append(variance.flatten(1).double().nan_to_num(1e12).clamp(min=1e-12))
-        spreads.append((y - y.mean(1, keepdim=True)).square().flatten(1).double())
-        between = mean.flatten(1).double().var(1, correction=0)
-        within = (variances[-1] - (0.0 if noise is None else float(noise))).clamp(min=0).mean(1)
-        shares.append(within / (within + between).clamp(min=1e-12))
-    scale = math.sqrt(
-        float(
-            torch.cat([(s / v).flatten() for s, v in zip(squares, variances, strict=True)]).mean()
-        )
-    )
-    scale = max(scale, 1e-6)
+        mean, variance = (_flat(torch.cat(group, 1)) for group in zip(*parts, strict=True))
+        y = _flat(batch.query_y)
+        variances.append(np.nan_to_num(variance, nan=_HUGE).clip(1e-12, _HUGE))
+        squares.append(np.nan_to_num(np.square(mean - y), nan=_HUGE).clip(0, _HUGE))
+        spreads.append(np.square(y - y.mean(1, keepdims=True)).sum())
+        within = (variances[-1] - noise).clip(0).mean(1)
+        shares.append(within / (within + mean.var(1)).clip(1e-12))
+    tasks = list(zip(squares, variances, strict=True))
+    ratios = np.concatenate([(square / variance).ravel() for square, variance in tasks])
+    scale = max(math.sqrt(float(ratios.mean())), 1e-6)
 
     def nll(factor: float) -> np.ndarray:
-        return np.concatenate(
-            [
-                (0.5 * (s / (v * factor**2) + (2 * math.pi * v * factor**2).log()))
-                .mean(1)
-                .cpu()
-                .numpy()
-                for s, v in zip(squares, variances, strict=True)
-            ]
-        )
+        return np.concatenate([
+            (square / (factor**2 * variance) + np.log(2 * math.pi * factor**2 * variance)).mean(1)
+            for square, variance in tasks
+        ]) / 2  # fmt: skip
 
-    inside = float(
-        torch.cat(
-            [(s <= 1.96**2 * v).double().flatten() for s, v in zip(squares, variances, strict=True)]
-        ).mean()
-    )
-    error = sum(float(s.sum()) for s in squares) / max(sum(float(s.sum()) for s in spreads), 1e-12)
+    inside = float((ratios <= 1.96**2).mean())
+    explained = 1 - float(sum(square.sum() for square in squares)) / max(float(sum(spreads)), 1e-12)
     return Answers(
         nll=nll(1.0),
         informed=nll(scale),
         scale=scale,
-        right=1 - error,
-        skill=1 - error,
+        right=explained,
+        skill=explained,
         confidence=inside,
         error=abs(0.95 - inside),
-        drawn=float(torch.cat(shares).mean()),
-        labels=False,
-        **_solved(posteriors),
+        gap=0.95 - inside,
+        drawn=float(np.concatenate(shares).mean()),
+        diverged=_diverged(posteriors),
     )
+
+
+def _flat(values: Tensor) -> np.ndarray:
+    """Numbers of every task, (T, M)."""
+    flat: np.ndarray = values.flatten(1).double().cpu().numpy()
+    return flat
 
 
 def _drawn(outputs: Tensor) -> Tensor:
@@ -225,12 +209,7 @@ def _drawn(outputs: Tensor) -> Tensor:
     return (within / (within + between).clamp(min=1e-12)).nan_to_num(1.0)
 
 
-def _solved(posteriors: Sequence[Posteriors]) -> dict[str, object]:
-    energies, diverged = [], []
-    for of in posteriors:
-        solution = of.solution
-        assert solution is not None
-        after = solution.energy_after
-        energies.append(np.full(len(of), np.nan) if after is None else after.double().cpu().numpy())
-        diverged.append(solution.diverged.double().cpu().numpy())
-    return {"energy": np.concatenate(energies), "diverged": float(np.concatenate(diverged).mean())}
+def _diverged(posteriors: Sequence[Posteriors]) -> float:
+    solutions = [of.solution for of in posteriors]
+    flags = [s.diverged.double().cpu() for s in solutions if s is not None]
+    return float(torch.cat(flags).mean())

@@ -11,7 +11,8 @@ from typing import Any
 
 from ibaml.doctor.facts import RunFacts, run_facts
 from ibaml.doctor.measure import Measured, measure
-from ibaml.doctor.verdict import Case, Finding, findings, readings
+from ibaml.doctor.readings import Case
+from ibaml.doctor.verdict import Finding, findings, over_thresholds
 from ibaml.execution import NormStats
 from ibaml.files import write_whole
 from ibaml.learner import MetaLearner
@@ -25,7 +26,7 @@ from ibaml.training.start import load_run
 
 FILE = "doctor.json"
 TASKS = 32
-HEALTHY = "healthy: no fault was found"
+HEALTHY = "Healthy: no fault was found."
 _UNSEEN = 10**9  # keys of training tasks that no run comes to
 
 
@@ -61,7 +62,7 @@ class Checkup:
     def verdict(self) -> str:
         """One sentence: what is wrong and what to change."""
         if not self.findings:
-            return f"{HEALTHY}."
+            return HEALTHY
         first = self.findings[0]
         sentence = f"{first.sentence}: {first.change}."
         return sentence[0].upper() + sentence[1:] if sentence[0].isascii() else sentence
@@ -111,7 +112,7 @@ def check(
         raise ValueError("check needs two tasks or more: intervals are over tasks")
     measured = measure(learner, [batch], norm_stats=norm_stats)
     case = Case(measured)
-    return Checkup(measured, None, "given", findings(case), readings(case))
+    return Checkup(measured, None, "given", findings(case), over_thresholds(case))
 
 
 def examine(
@@ -144,7 +145,7 @@ def examine(
     on_measure("the run")
     facts = run_facts(run, learner, step, source)
     case = Case(measured, facts, run.settings, str(run.path))
-    return Checkup(measured, facts, split, findings(case), readings(case))
+    return Checkup(measured, facts, split, findings(case), over_thresholds(case))
 
 
 def _learner(run: Run, which: str, source: TaskSource, device: str) -> tuple[MetaLearner, int]:

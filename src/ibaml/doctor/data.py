@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from ibaml.seeding import mix
-from ibaml.tasks import EpisodeTasks, TableTasks, TaskBatch, TaskSource
+from ibaml.tasks import Dataset, EpisodeTasks, Table, TableTasks, TaskBatch, TaskSource
 from ibaml.tasks.inspect import inspect_dataset
+
+Pairs = Counter[tuple[str, str]]  # how many examples two classes share
 
 _PERMUTATIONS = 200
 _FEW_NUMBERS = 4  # equal inputs of so few numbers are no surprise
@@ -54,45 +56,48 @@ class Association:
 
 
 def leaks(tasks: TaskSource) -> tuple[Leak, ...]:
-    """Where validation and test data are in the training data too."""
+    """Where validation and test data are in the training data too, byte by byte."""
     if isinstance(tasks, EpisodeTasks):
-        data = tasks.data
-        home = {c: split for split, members in data.splits.items() for c in members}
-        found: dict[str, Counter[tuple[str, str]]] = {}
-        for one, other in inspect_dataset(data, 1).leaks:
-            a, b = int(data.labels[one]), int(data.labels[other])
-            if "train" not in (home[a], home[b]):
-                continue
-            train, held = (a, b) if home[a] == "train" else (b, a)
-            found.setdefault(home[held], Counter())[data.classes[train], data.classes[held]] += 1
-        sizes = {split: sum(data.count(c) for c in data.splits[split]) for split in found}
-        return _counted(found, sizes)
+        return _leaking_examples(tasks.data)
     if isinstance(tasks, TableTasks):
-        table = tasks.table
-        rows: dict[str, dict[bytes, str]] = {}
-        found, sizes = {}, {}
-        for split, members in table.splits.items():
-            rows[split] = {}
-            for t in members:
-                where = table.labels == t
-                content = np.ascontiguousarray(np.column_stack([table.x[where], table.y[where]]))
-                content = content[np.lexsort(content.T)]
-                digest = hashlib.blake2b(content.tobytes(), digest_size=16).digest()
-                rows[split].setdefault(digest, table.tasks[t])
-        for split, held in rows.items():
-            if split == "train":
-                continue
-            twice = {d: n for d, n in held.items() if d in rows.get("train", {})}
-            if twice:
-                found[split] = Counter({(rows["train"][d], n): 1 for d, n in twice.items()})
-                sizes[split] = len(table.splits[split])
-        return _counted(found, sizes)
+        return _leaking_tasks(tasks.table)
     return ()
 
 
-def _counted(
-    found: Mapping[str, Counter[tuple[str, str]]], sizes: Mapping[str, int]
-) -> tuple[Leak, ...]:
+def _leaking_examples(data: Dataset) -> tuple[Leak, ...]:
+    home = {c: split for split, members in data.splits.items() for c in members}
+    found: dict[str, Pairs] = {}
+    for first, second in inspect_dataset(data, 1).leaks:
+        a, b = int(data.labels[first]), int(data.labels[second])
+        if "train" in (home[a], home[b]):
+            train, held = (a, b) if home[a] == "train" else (b, a)
+            found.setdefault(home[held], Counter())[data.classes[train], data.classes[held]] += 1
+    sizes = {split: sum(data.count(c) for c in data.splits[split]) for split in found}
+    return _counted(found, sizes)
+
+
+def _leaking_tasks(table: Table) -> tuple[Leak, ...]:
+    """Tasks with the same rows, in whatever order."""
+
+    def digests(split: str) -> dict[bytes, str]:
+        by_content = {}
+        for t in table.splits.get(split, ()):
+            where = table.labels == t
+            rows = np.column_stack([table.x[where], table.y[where]])
+            content = np.ascontiguousarray(rows[np.lexsort(rows.T)]).tobytes()
+            by_content[hashlib.blake2b(content, digest_size=16).digest()] = table.tasks[t]
+        return by_content
+
+    trained = digests("train")
+    found: dict[str, Pairs] = {}
+    for split in table.splits:
+        held = {} if split == "train" else digests(split)
+        if twice := {(trained[d], name): 1 for d, name in held.items() if d in trained}:
+            found[split] = Counter(twice)
+    return _counted(found, {split: len(table.splits[split]) for split in found})
+
+
+def _counted(found: Mapping[str, Pairs], sizes: Mapping[str, int]) -> tuple[Leak, ...]:
     return tuple(
         Leak(
             split,

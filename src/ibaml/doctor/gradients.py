@@ -122,7 +122,7 @@ def slope(learner: MetaLearner, batch: TaskBatch) -> float:
     for sign in (1, -2):
         with torch.no_grad():
             for name, p in parameters.items():
-                p += sign * reach * gradient[name]
+                p.add_(gradient[name], alpha=sign * reach)
         with torch.no_grad():
             losses.append(float(exact(batch, torch.Generator().manual_seed(0))))
     return (losses[0] - losses[1]) / (2 * reach * float(norm) ** 2) if float(norm) else 1.0

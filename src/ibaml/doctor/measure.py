@@ -34,7 +34,6 @@ TRIED: tuple[tuple[str, float, Variant], ...] = (
     ("strength", 0.001, lambda learner: with_strength(learner, 0.001)),
     ("rate", 1 / 4, lambda learner: with_rate(learner, 1 / 4)),
     ("rate", 1 / 16, lambda learner: with_rate(learner, 1 / 16)),
-    ("rate", 1 / 64, lambda learner: with_rate(learner, 1 / 64)),
     ("steps", 4.0, lambda learner: with_steps(learner, 4)),
     ("steps", 16.0, lambda learner: with_steps(learner, 16)),
     ("steps", 64.0, lambda learner: with_steps(learner, 64)),
@@ -200,11 +199,8 @@ def norm_figures(
     if not plan:
         return None
     layers = norm_layers(learner.model)
-    filled = all(
-        layers[name].num_batches_tracked is None or int(layers[name].num_batches_tracked)
-        for name, kind in plan.items()
-        if kind == "running"
-    )
+    counts = [layers[name].num_batches_tracked for name, kind in plan.items() if kind == "running"]
+    filled = all(count is None or bool(count > 0) for count in counts)
     used = tuple(sorted(set(plan.values())))
     alone = {"used": float(answers(learner, batches, norm_stats, alone=ALONE).nll.mean())}
     kinds: tuple[NormStats, ...] = ("running", "support")

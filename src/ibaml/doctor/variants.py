@@ -25,7 +25,7 @@ def with_strength(learner: MetaLearner, factor: float) -> MetaLearner | None:
         made = copy.deepcopy(learner)
         assert made.log_beta is not None
         with torch.no_grad():
-            made.log_beta += math.log(factor)
+            made.log_beta.add_(math.log(factor))
         return made
     if isinstance(belief, Point):
         return _believing(learner, replace(belief, lam=belief.lam * factor))
@@ -43,7 +43,7 @@ def with_spread(learner: MetaLearner, shift: float) -> MetaLearner | None:
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if name.startswith("log_var."):
-                parameter += shift
+                parameter.add_(shift)
     return with_strength(made, math.exp(shift))
 
 
@@ -56,7 +56,7 @@ def with_rate(learner: MetaLearner, factor: float) -> MetaLearner | None:
         made = copy.deepcopy(learner)
         with torch.no_grad():
             for rate in made.log_lr.values():
-                rate += math.log(factor)
+                rate.add_(math.log(factor))
         return made
     rate = solver.lr
     scaled = (
