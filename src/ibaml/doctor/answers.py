@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ibaml.energy import Likelihood
 from ibaml.evaluation import bin_sums, ece
-from ibaml.evaluation.predict import FIT_POINTS
 from ibaml.evaluation.temperature import LIMIT, fit_log_temperature
 from ibaml.execution import NormStats
 from ibaml.learner import MetaLearner
@@ -24,6 +23,7 @@ from ibaml.posterior import Posteriors
 from ibaml.tasks import TaskBatch
 
 SAMPLES = 10  # draws of a prediction, where it needs draws
+POINTS = 64  # that stand for a Gaussian head's outputs otherwise
 _HUGE = 1e12  # stands for squares and variances that are not finite
 
 
@@ -133,7 +133,7 @@ def _labels(
 
 def _outputs(of: Posteriors, x: Tensor) -> Tensor:
     """What the network says under draws, or at the points that stand for them, (T, S, M, C)."""
-    at_points = of.outputs_at_points(x, count=FIT_POINTS)
+    at_points = of.outputs_at_points(x, count=POINTS)
     return of.outputs(x, SAMPLES) if at_points is None else torch.cat(list(at_points), 2)
 
 
