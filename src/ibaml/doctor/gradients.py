@@ -31,7 +31,8 @@ class GradientFigures:
     """The meta-gradient of one batch of tasks, and what it is compared with.
 
     Attributes:
-        steps: K of the comparison with the unrolled gradient; None if there is none.
+        steps: K of the comparison with the unrolled gradient; None if there is none, or if the
+            steps cannot be unrolled here.
         partly: whether that is fewer steps than the solver takes: `SMALL` at most are unrolled.
         cosine, ratio: with and to the unrolled gradient, for ``"mean"`` (prior means and shared
             weights) and ``"log_var"``.
@@ -74,7 +75,10 @@ def gradient_figures(learner: MetaLearner, batch: TaskBatch) -> GradientFigures:
             )
         )
         error = _distance(own, meta_gradient(solved, batch))
-    steps, cosine, ratio = compare_with_unrolled(learner, batch) or (None, {}, {})
+    try:
+        steps, cosine, ratio = compare_with_unrolled(learner, batch) or (None, {}, {})
+    except RuntimeError:  # no memory for the steps, or no second derivatives: no comparison
+        steps, cosine, ratio = None, {}, {}
     return GradientFigures(
         steps=steps,
         partly=steps is not None and steps < learner.solver.steps,

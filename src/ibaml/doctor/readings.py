@@ -26,6 +26,7 @@ class Case:
 
 
 def leak(case: Case) -> float:
+    """The share of validation or test data that is in the training data."""
     return max((leak.share for leak in case.facts.leaks), default=0.0) if case.facts else 0.0
 
 
@@ -42,13 +43,14 @@ def repeated(case: Case) -> float:
 
 
 def norm(case: Case) -> float:
+    """What other statistics gain for queries that are asked one at a time."""
     norm = case.measured.norm
     if norm is None:
         return 0.0
     if not norm.filled:
         return 100.0
     others = [nll for kind, nll in norm.alone.items() if kind != "used"]
-    return norm.alone["used"] - min(others) if others else 0.0
+    return max(0.0, norm.alone["used"] - min(others)) if others else 0.0
 
 
 def gain(setting: str) -> Callable[[Case], float]:
@@ -73,6 +75,7 @@ def rate(case: Case) -> float:
 
 
 def starved(case: Case) -> float:
+    """The error of the gradient, times the share of the tasks whose CG ran out of steps."""
     gradient = case.measured.gradient
     return (gradient.starved or 0.0) * (gradient.error or 0.0)
 
@@ -95,4 +98,5 @@ def confidence(case: Case) -> float:
 
 
 def untrained(case: Case) -> float:
+    """Above 1 if answers are guesses."""
     return SKILL / max(case.measured.answers.skill, SKILL / 10)

@@ -103,7 +103,7 @@ def spread(case: Case) -> Words:
 def strength(case: Case) -> Words:
     best = _best(case, "strength")
     name, now = _strength(case)
-    word = {"beta": "β", "lam": "λ"}[name]
+    word = {"beta": "β", "lam": "λ"}.get(name, "β (or λ)")
     to = "" if now is None else f" from {now:g} to {_round(now * best.factor):g}"
     strength = case.measured.prior.strength
     held = "" if strength is None else f" (λ = κ·exp(−ρ) = {strength:.2g})"
@@ -218,7 +218,7 @@ def _strength(case: Case) -> tuple[str, float | None]:
     """The setting that says how strong the prior is, and its value if that is known."""
     settings = case.settings
     if settings is None:
-        return "beta", None
+        return "beta (or lam)", None
     return ("beta", settings.beta) if settings.beta is not None else ("lam", settings.lam)
 
 
