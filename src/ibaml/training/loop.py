@@ -41,6 +41,7 @@ from ibaml.training.rise import LOST, RETURNS, SHRINK, Rise, no_way_back
 from ibaml.training.run import Run, RunError, settle
 from ibaml.training.settings import Settings
 from ibaml.training.signals import StopRequest
+from ibaml.training.spans import Spans
 from ibaml.training.validation import validation_scores
 from ibaml.training.watch import Step, Watcher
 
@@ -71,6 +72,7 @@ class Trainer:
         run: Run | None = None,
         processes: Processes | None = None,
         watchers: Sequence[Watcher] = (),
+        spans: Spans | None = None,
     ) -> None:
         self.settings = settings
         self.learner = learner
@@ -78,6 +80,7 @@ class Trainer:
         self.run = run
         self.processes = processes if processes is not None else Processes()
         self.watchers = list(watchers)
+        self.spans = Spans() if spans is None else spans
         self.parameters = list(learner.parameters())
         self.device = self.parameters[0].device
         self.optimizer = build_optimizer(settings, self.parameters)
@@ -140,7 +143,8 @@ class Trainer:
 
     def save(self) -> None:
         if self.run is not None and self.processes.first:
-            self.run.save(self.step, self.state(), self.facts())
+            with self.spans("checkpoint"):
+                self.run.save(self.step, self.state(), self.facts())
 
     # --- one iteration ---------------------------------------------------------------------------
 
@@ -173,7 +177,9 @@ class Trainer:
         """Add the sum of these tasks' gradients. (The memory of one micro-batch is free before the
         next begins.)"""
         sums = self.parameters[0].new_zeros(3)
-        for batch in self.tasks.batches("train", keys):
+        with self.spans("data"):
+            batches = self.tasks.batches("train", keys)
+        for batch in batches:
             loss = self.learner(batch, torch.Generator().manual_seed(seed))
             counted_before = len(batch) - self.learner.diagnostics.left_out.sum()
             total = loss * counted_before
@@ -196,7 +202,9 @@ class Trainer:
         loss, counted, left_out, caught = self.gradient(self.step)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         parts = [loss, counted, left_out, norm, *caught]
-        figures = torch.stack([t.to(norm.dtype) for t in parts]).tolist()
+        stacked = torch.stack([t.to(norm.dtype) for t in parts])
+        with self.spans("wait"):
+            figures = stacked.tolist()
         mean_loss, taking_part, without, gradient_norm, *caught_by = figures
         rate = rate_at(self.settings, self.step) * SHRINK**self.returns
         moved = taking_part > 0 and math.isfinite(gradient_norm)
@@ -263,7 +271,8 @@ class Trainer:
             self.save()  # the run is complete, perhaps with only its best state on disk
         while self.step < settings.iterations:
             try:
-                report = self.advance()
+                with self.spans("step"):
+                    report = self.advance()
             except Exception as error:
                 if not out_of_memory(error):
                     raise
@@ -348,7 +357,8 @@ class Trainer:
     def validate(self) -> dict[str, float]:
         """Scores on the validation tasks; saves the weights if they are the best so far."""
         on_message = partial(self._tell, "message")
-        with nullcontext() if self.average is None else self.average.in_place():
+        averaged = nullcontext() if self.average is None else self.average.in_place()
+        with self.spans("validation"), averaged:
             result = validation_scores(
                 self.learner, self.tasks, self.settings, self.processes, on_message
             )
@@ -357,7 +367,8 @@ class Trainer:
             self.best, self.best_step = result["nll"], self.step
             if self.run is not None and self.processes.first:
                 facts = {**self.facts(), "validation": result}
-                self.run.save_best(self.step, self.state(), facts)
+                with self.spans("checkpoint"):
+                    self.run.save_best(self.step, self.state(), facts)
         self._tell("validated", self.step, result, best)
         return result
 
@@ -378,7 +389,8 @@ class Trainer:
         does, so that the state is saved before the error is raised."""
         for watcher in self.watchers:
             try:
-                getattr(watcher, what)(*words)
+                with self.spans("log"):
+                    getattr(watcher, what)(*words)
             except OSError as error:
                 if self.watcher_error is None:
                     self.watcher_error = error
