@@ -171,7 +171,8 @@ def measured_run(
 def _row(name: str, settings: Settings, window: _Window, learner: MetaLearner) -> Row:
     """The figures of a run, from the state of its spans at the marks."""
     first, last, end = window.marks
-    steps = window.last - window.first
+    # as many were begun in between (one is told of when the next has begun)
+    steps = last["counts"]["step"] - first["counts"]["step"]
 
     def each(kind: str) -> float:
         """Milliseconds of one timed iteration."""
