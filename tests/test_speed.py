@@ -40,7 +40,7 @@ def test_a_row_a_run_and_the_parts_are_the_whole(tmp_path):
     data = features_file(tmp_path / "vectors.npz", classes=60, each=16)
     done = command(
         "bench", "training", "--data", data, "--methods", "head,maml", "--shots", "1",
-        "--train-ways", "5", "--tasks", "2", "--skip", "2", "--iterations", "3", "--alone", "3",
+        "--train-ways", "5", "--tasks", "2", "--skip", "2", "--iterations", "3", "--alone", "3", "--evaluate", "5",
         "--threads", "1", "--device", "cpu", "--out", tmp_path / "speed.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -55,6 +55,7 @@ def test_a_row_a_run_and_the_parts_are_the_whole(tmp_path):
         assert min(row[n] for n in ("host", "data", "validation", "checkpoint", "log")) > 0
         assert row["share"] == pytest.approx(row["tasks_per_second"] / row["alone"])
         assert row["loss"] < 3
+        assert row["evaluation"] > 0
     text = (tmp_path / "speed.txt").read_text()
     assert "All of it is processor time" in text
     assert " ".join(text.split()) in " ".join(done.stdout.split())

@@ -23,11 +23,11 @@ def training(
     iteration on the device, the host, data, validation, checkpoints and logs. Options that take
     several values have commas between them.
 
-    On a GPU, the head with few and many tasks, and everything adapted (about five minutes):
+    On a GPU, the head with few and many tasks, then everything adapted:
 
-    ibaml bench training --methods head --tasks 8,32
+    ibaml bench training --methods head --tasks 8,32 --evaluate 1000
 
-    ibaml bench training --methods all,maml,imaml-all,abml --shots 1
+    ibaml bench training --methods all,maml,imaml-all,abml --shots 1 --evaluate 1000
 
     From command to first step on 60,000 images: ibaml bench training --start --images 60000
 

@@ -80,6 +80,7 @@ def measure(options: SpeedOptions, count: Count = lambda done, total, what: None
                     given["model"] = "mlp"  # `discriminant`, the default, trains nothing
                 given = {key: value for key, value in given.items() if value is not None}
                 timed = {"skip": skip, "iterations": iterations, "alone": alone}
+                timed["evaluate"] = options.evaluate
                 rows.append(measured_run(name, given, folder / f"run-{i}", **timed))
             count(len(plan), len(plan), "done")
     return Measured(options, facts, tuple(found), tuple(rows))
@@ -142,6 +143,9 @@ def written(measured: Measured) -> list[str]:
             f"at once{of}; first step {row.start:.1f} s after the run's begin; loss {row.loss:.3f}"
             f"{needs}"
         )
+        if row.evaluation is not None:
+            tasks = measured.options.evaluate
+            lines.append(f"  an evaluation of {tasks:,} tasks: {row.evaluation:.1f} s")
     return lines
 
 

@@ -52,6 +52,10 @@ class SpeedOptions:
     alone: int | None = setting(
         None, "Meta-steps that are timed alone; 0: none.", _HOW, least=0, shown="60; CPU 6"
     )
+    evaluate: int = setting(
+        0, "Test tasks of an evaluation that is timed after each run (1000 in `ibaml evaluate`).",
+        _HOW, least=0,
+    )  # fmt: skip
     start: bool = setting(
         False, "Also time the command up to its first step, the first time and again.", _HOW
     )

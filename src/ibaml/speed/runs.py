@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ibaml.assessment import Protocol, assess
 from ibaml.learner import MetaLearner
 from ibaml.machine import pick_device
 from ibaml.speed.floor import Floor, clock_of, floor_of, wait_for
@@ -44,7 +45,9 @@ class Row:
         processor: milliseconds of all CPU threads, of all that was timed.
         tasks_per_second: of the whole run.
         alone: tasks a second of the meta-step by itself, on one batch that stays where it is.
+        start: seconds from the begin of the run to its first step.
         loss: the mean loss of the iterations that were timed.
+        evaluation: seconds of `ibaml evaluate`, without its imports, pictures and files.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Row:
     memory: float | None
     start: float
     loss: float
+    evaluation: float | None = None
 
     @property
     def share(self) -> float | None:
@@ -132,6 +136,7 @@ def measured_run(
     skip: int,
     iterations: int,
     alone: int,
+    evaluate: int = 0,
 ) -> Row:
     """Train a little in a new run folder, and say where the time went.
 
@@ -139,6 +144,7 @@ def measured_run(
         given: the settings that are not left to their defaults.
         skip: iterations before those that are timed.
         alone: meta-steps that are timed alone, afterwards.
+        evaluate: test tasks that are judged at the end.
     """
     device = pick_device(given["device"])
     last = skip + iterations
@@ -161,11 +167,16 @@ def measured_run(
         batch = _resident(run.settings, device)
         own = _rate_alone(made[0], batch, alone)
         floor = floor_of(made[0].model, batch) if run.settings.adapt == "head" else None
+    judging = None
+    if evaluate:
+        began = clock_of(device)()
+        assess(run, Protocol(tasks=evaluate, device=given["device"]))
+        judging = clock_of(device)() - began
     made.clear()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return replace(row, alone=own, floor=floor, memory=memory)
+    return replace(row, alone=own, floor=floor, memory=memory, evaluation=judging)
 
 
 def _row(name: str, settings: Settings, window: _Window, learner: MetaLearner) -> Row:
