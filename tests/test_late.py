@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import torch
 from ibaml.training import RunError, TrainingError, open_run, resume, train
 from ibaml.training.checkpoint import unpack
 from ibaml.training.outer import _OPTIMIZERS, build_optimizer, step_where
-from ibaml.training.pending import Pending
+from ibaml.training.pending import Idle, Pending
 from ibaml.training.writer import Snapshot, Writer
 from runs import final_state, make, same, waves, words
 from test_interruptions import start, steps, wait_for
@@ -156,6 +157,19 @@ def test_a_step_that_the_device_forbids_never_was(name, fused):
 def test_figures_that_a_checkpoint_does_not_hold_are_refused(facts):
     with pytest.raises((ValueError, KeyError, TypeError)):
         Pending.read(facts)
+
+
+@pytest.mark.parametrize(("ready", "told"), [(0.9, True), (0.4, False)])
+def test_a_device_that_waits_for_the_host_is_told_of_once(ready, told):
+    idle, chance, said = Idle(), random.Random(0), []
+    for _ in range(300):
+        reading = SimpleNamespace(ready=chance.random() < ready)
+        said.append(idle.sees(Pending(1, 0.1, reading), 8))
+    sentences = [text for text in said if text]
+    assert len(sentences) == told
+    if told:
+        assert said.index(sentences[0]) == Idle.SKIPPED + Idle.COUNTED - 1
+        assert "raise --tasks (now 8)" in sentences[0]
 
 
 # --- checkpoints ---------------------------------------------------------------------------------

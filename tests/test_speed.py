@@ -40,8 +40,8 @@ def test_a_row_a_run_and_the_parts_are_the_whole(tmp_path):
     data = features_file(tmp_path / "vectors.npz", classes=60, each=16)
     done = command(
         "bench", "training", "--data", data, "--methods", "head,maml", "--shots", "1",
-        "--train-ways", "5", "--tasks", "2", "--skip", "2", "--iterations", "3", "--alone", "3", "--evaluate", "5",
-        "--threads", "1", "--device", "cpu", "--out", tmp_path / "speed.json",
+        "--train-ways", "5", "--tasks", "2", "--skip", "2", "--iterations", "3", "--alone", "3",
+        "--evaluate", "5", "--threads", "1", "--device", "cpu", "--out", tmp_path / "speed.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "speed.json").read_text())

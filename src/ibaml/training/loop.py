@@ -29,7 +29,7 @@ from ibaml.training.faults import (
 from ibaml.training.fitting import fit_memory
 from ibaml.training.iteration import Iterations
 from ibaml.training.outer import optimizer_tensors, restore_optimizer
-from ibaml.training.pending import Pending
+from ibaml.training.pending import Idle, Pending
 from ibaml.training.processes import Processes
 from ibaml.training.rise import LOST, RETURNS, SHRINK, Rise, no_way_back
 from ibaml.training.run import Run, RunError, settle
@@ -75,6 +75,7 @@ class Trainer(Iterations):
         self.watcher_error: OSError | None = None  # why a watcher failed
         self.notes: list[str] = []  # for the watchers, once the run begins
         self.pending: Pending | None = None  # the last iteration, until somebody looks at it
+        self.idle = Idle()
         self.writer = Writer()
 
     # --- state -----------------------------------------------------------------------------------
@@ -209,6 +210,9 @@ class Trainer(Iterations):
 
     def _look_at(self, pending: Pending, validates: bool, saved: int) -> None:
         """Tell what an iteration did, and act if it went wrong. Usually the next one has begun."""
+        begun = self.pending is not None and self.device.type == "cuda"
+        if begun and (hint := self.idle.sees(pending, self.settings.tasks)):
+            self._tell("message", hint)
         report = self.report(pending)
         self._tell("stepped", report)
         watched = self.settings.method != "reptile" and not pending.stale

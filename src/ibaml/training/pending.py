@@ -132,3 +132,29 @@ def _means(diagnostics: Diagnostics) -> Iterable[tuple[str, Tensor]]:
         yield "unsolved", unsolved.double().mean()
     for name, norm in (diagnostics.gradient_norm or {}).items():
         yield f"{_BLOCK}{name}", norm.nanmean()
+
+
+class Idle:
+    """Whether the device waits for the host: it has finished an iteration before the next one has
+    been given to it."""
+
+    SKIPPED, COUNTED = 20, 100  # iterations: first ones are slow for other reasons
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._idle = 0
+
+    def sees(self, pending: Pending, tasks: int) -> str | None:
+        """Take note of an iteration, when the next one has just been launched. Returns a sentence
+        for a person, once, if the device was idle in most of them."""
+        self._seen += 1
+        if self._seen <= self.SKIPPED:
+            return None
+        self._idle += pending.reading.ready
+        if self._seen != self.SKIPPED + self.COUNTED or 2 * self._idle <= self.COUNTED:
+            return None
+        return (
+            f"the device waits for the host in {100 * self._idle // self.COUNTED} % of the "
+            f"iterations: raise --tasks (now {tasks}), which costs it little. A run of as many "
+            "tasks then has fewer iterations."
+        )
