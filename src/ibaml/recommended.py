@@ -18,7 +18,6 @@ from ibaml.energy.likelihood import Temperature
 from ibaml.linalg import ConjugateGradient
 from ibaml.solve import (
     Adam,
-    Descent,
     DualNewton,
     GradientDescent,
     HeadNewton,
@@ -157,20 +156,20 @@ def recommended_meta_lr(*, head: bool) -> float:
     return 0.01 if head else 0.003
 
 
-def make_solver(name: str, steps: int, lr: Rate | None, learn_lr: bool = False) -> Solver:
+def make_solver(
+    name: str, steps: int, lr: Rate | None, learn_lr: bool = False, momentum: float = 0.0
+) -> Solver:
     """A solver by its name."""
     if name in ("dual", "head"):
         return DualNewton(steps) if name == "dual" else HeadNewton(steps)
     if name == "newton":
         # rough directions suffice (H is Gauss–Newton's); a recorded meta-step takes every halving
         return NewtonCG(steps, linear_solver=ConjugateGradient(10, tol=0.3), halvings=10)
-    kinds: dict[str, type[Descent]] = {
-        "descent": GradientDescent,
-        "polyak": PolyakDescent,
-        "natural": NaturalDescent,
-        "adam": Adam,
-    }
-    return kinds[name](steps=steps, lr=cast(Rate, lr), learn_lr=learn_lr)
+    step: dict[str, Any] = {"steps": steps, "lr": cast(Rate, lr), "learn_lr": learn_lr}
+    if name in ("descent", "polyak"):
+        kind = GradientDescent if name == "descent" else PolyakDescent
+        return kind(**step, momentum=momentum)
+    return NaturalDescent(**step) if name == "natural" else Adam(**step)
 
 
 def recommend(
