@@ -206,8 +206,8 @@ def test_wide_priors_and_many_classes_converge(classes):
 
 @pytest.mark.parametrize(("classes", "shots"), [(2, 1), (5, 1), (5, 5), (20, 1)])
 def test_the_steps_of_an_accelerator_suffice_for_any_strength_of_prior(classes, shots):
-    """There twelve are taken unseen. Features of length one, as batch norm's are up to a factor; the
-    prior's variance over β is 1 to 10⁴, ours 1/(λN) at first."""
+    """There twelve are taken unseen. Features have length one, as batch norm's have up to a factor;
+    the prior's variance over β is 1 to 10⁴, ours 1/(λN) at first."""
     labels = torch.arange(classes).repeat_interleave(shots).expand(4, -1)
     means = draw(4, classes, 64).repeat_interleave(shots, 1)
     features = (0.5 * means + draw(4, classes * shots, 64, seed=1)).relu()

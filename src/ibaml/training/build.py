@@ -221,11 +221,7 @@ def _solver(settings: Settings) -> Solver:
     assert settings.steps is not None
     assert settings.solver is not None
     return make_solver(
-        settings.solver,
-        settings.steps,
-        settings.inner_lr,
-        bool(settings.learn_inner_lr),
-        settings.inner_momentum or 0.0,
+        settings.solver, settings.steps, settings.inner_lr, bool(settings.learn_inner_lr)
     )
 
 

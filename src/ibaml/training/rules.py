@@ -39,10 +39,6 @@ def resolve(given: Mapping[str, Any]) -> Settings:
         raise SettingsError(
             "train_ways other than ways needs tie_head: else the head has one row for each class"
         )
-    if made.inner_momentum is not None and made.solver not in ("descent", "polyak"):
-        raise SettingsError(
-            f"inner_momentum is for solver descent or polyak, and the solver is {made.solver}"
-        )
     return made
 
 

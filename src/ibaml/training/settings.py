@@ -165,10 +165,6 @@ class Settings:
     learn_inner_lr: bool | None = setting(
         None, "Meta-learn α, one for each weight tensor.", _METHOD, only=UNROLLED, shown="no"
     )
-    inner_momentum: float | None = setting(
-        None, "Of adaptation by descent or polyak; with 0.7 it goes about three times as far in as "
-        "many steps.", _METHOD, least=0, below=1, shown="0",
-    )  # fmt: skip
     cg_steps: int | None = setting(
         None, "L, conjugate-gradient steps of the implicit gradient.", _METHOD, least=1,
         only=IMPLICIT, shown="as many as it takes, up to 64",
