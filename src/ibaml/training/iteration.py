@@ -11,6 +11,7 @@ from ibaml.diagnostics import Diagnostics
 from ibaml.learner import MetaLearner
 from ibaml.seeding import mix
 from ibaml.tasks import TaskSource
+from ibaml.tasks.sending import sent
 from ibaml.training.outer import Average, build_optimizer, rate_at, step_where
 from ibaml.training.pending import Pending
 from ibaml.training.processes import Processes
@@ -62,7 +63,7 @@ class Iterations:
         keys = self.processes.share(range(step * settings.tasks, (step + 1) * settings.tasks))
         like = self.parameters[0]
         sums = like.new_zeros(3)  # of losses, of tasks that took part, of tasks left out
-        caught = like.new_tensor(self.stop.caught())
+        caught = sent(torch.tensor(self.stop.caught(), dtype=like.dtype), like.device)
         for p in self.parameters:
             p.grad = torch.zeros_like(p)
         self.learner.train()
