@@ -42,7 +42,8 @@ def fit_log_temperature(
 
     reach = 2 * LIMIT / (_GRID - 1)
     grid = [i * reach - LIMIT for i in range(_GRID)]
-    least, center = min(zip(totals(grid), grid, strict=True))
+    # of equals the largest: where all answers are right the nll rounds to zero
+    least, center = min(zip(totals(grid), grid, strict=True), key=lambda one: (one[0], -one[1]))
     for _ in range(_HALVINGS):
         reach /= 2
         around = [max(center - reach, -LIMIT), min(center + reach, LIMIT)]
@@ -58,7 +59,7 @@ def _pieces(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     tasks = max(1, _AT_ONCE.get(z.device.type, 2**16) // max(1, z[0].numel()))
     for some, theirs in zip(z.split(tasks), y.split(tasks), strict=True):
         index = theirs.long()[None, :, None].expand(1, *some.shape[:-1])
-        yield some.double().movedim(-1, 0).contiguous(), index
+        yield some.movedim(-1, 0).contiguous(), index
 
 
 def _nll(z: Tensor, index: Tensor, log_t: float) -> Tensor:
