@@ -21,6 +21,7 @@ def fit_log_temperature(
     logits: Sequence[Tensor],
     labels: Sequence[Tensor],
     add_up: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
+    device: torch.device | str = "cpu",
 ) -> float:
     """log t with the least nll, to 0.001; the same in all processes whose sums are added up.
 
@@ -28,9 +29,9 @@ def fit_log_temperature(
         logits: of tasks, (T, S, M, C) each: S draws, M predictions.
         labels: (T, M) each.
         add_up: sums tensors over processes, in place.
+        device: of the logits, which a process without tasks cannot tell.
     """
     pieces = [piece for z, y in zip(logits, labels, strict=True) for piece in _pieces(z, y)]
-    device = pieces[0][0].device if pieces else torch.device("cpu")
 
     def totals(grid: Sequence[float]) -> list[float]:
         """The nll for each log t. (The host waits for the device here, and nowhere else.)"""
