@@ -1,7 +1,7 @@
-"""What does a page look like, say and do in a real browser? Debian's Chromium, driven by Playwright.
+"""What does a page look like, say and do in a real browser? In Debian's Chromium, by Playwright.
 
-`make test-browser` runs these tests; `make test` does not collect them. Every page that `visit` opens
-is watched: a test fails if the console has an error, or if a request leaves the machine.
+`make test-browser` runs these tests; `make test` does not collect them. Every page that `visit`
+opens is watched: a test fails if the console has an error, or if a request leaves the machine.
 """
 
 from __future__ import annotations
