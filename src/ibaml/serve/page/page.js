@@ -297,7 +297,8 @@ function draw() {
   sync(at("queries"), state.queries, (one) => one.id, queryCard, fillQuery);
   at("ask-words").textContent = examples
     ? "Drop photographs here, or"
-    : "The answers come here, once a class has a photograph. Drop some to name, or";
+    : "Once a class has a photograph, drop new ones here: each gets its class, or unknown.";
+  at("choose").classList.toggle("main", examples > 0);
   at("undo").hidden = state.undo === null;
   at("undo").textContent = `Bring back ${state.undo}`;
   at("save").disabled = !examples;
@@ -446,7 +447,13 @@ function queryCard(one) {
     await act();
     if (!card.isConnected) (next?.isConnected ? next.querySelector(".remove") : at("choose")).focus();
   };
-  card.querySelector(".keep").onclick = () => leave(() => move(one.id, select.value, problems));
+  card.querySelector(".keep").onclick = async () => {
+    const fresh = select.selectedIndex === state.classes.length;
+    const label = fresh ? await classFor(freeName(), problems) : select.value;
+    if (label === null) return;
+    await leave(() => move(one.id, label, problems));
+    if (fresh) startRenaming(label);
+  };
   card.querySelector(".remove").onclick = () => leave(() => remove(one.id, problems));
   carried(card, one.id);
   return card;
@@ -463,21 +470,24 @@ function fillQuery(card, one) {
   part("next").textContent = `label next: ${one.next}`;
   part("why").hidden = !one.unknown;
   if (one.unknown) part("why").textContent = `It looks like none of your classes. If it is of one of them, the likeliest is ${one.best}.`;
-  const bars = known && one.classes.length > 1 ? one.classes : [];
-  part("bars").replaceChildren(...bars.map(bar));
+  const others = (one.classes ?? []).filter((each, i) => i === 0 || each.probability >= 0.01);
+  part("bars").replaceChildren(...(others.length > 1 ? others : []).map(bar));
   part("nearest").hidden = !known;
   const all = state.classes.flatMap((each) => each.examples.map((e) => ({ ...e, of: each.name })));
   const like = (one.nearest ?? []).map((id) => all.find((e) => e.id === id)).filter(Boolean);
+  const same = like.every((e) => e.picture && e.of === one.label);
+  part("nearest").classList.toggle("same", same);
   sync(part("nearest").lastElementChild, like, (e) => `${e.id} ${e.of}`, nearExample, () => {});
   const select = card.querySelector("select");
   const names = state.classes.map((each) => each.name);
-  if ([...select.options].map((o) => o.value).join("\n") !== names.join("\n")) {
-    const before = select.dataset.chosen ? select.value : null;
-    select.replaceChildren(...names.map((name) => new Option(name, name)));
-    if (names.includes(before)) select.value = before;
+  const options = [...names, "a new class …"];
+  if ([...select.options].map((o) => o.text).join("\n") !== options.join("\n")) {
+    const before = select.dataset.chosen ? names.indexOf(select.value) : -1;
+    select.replaceChildren(...options.map((name) => new Option(name, name)));
+    if (before >= 0) select.selectedIndex = before;
+    else delete select.dataset.chosen;
   }
-  if (!select.dataset.chosen && one.best) select.value = one.best;
-  select.hidden = part("keep").hidden = !names.length;
+  if (!select.dataset.chosen) select.selectedIndex = one.best ? names.indexOf(one.best) : 0;
 }
 
 function bar({ name, probability }) {
@@ -493,7 +503,8 @@ function bar({ name, probability }) {
 function nearExample(one) {
   const line = made("li", "");
   const small = made("span", "", "small");
-  small.append(one.picture ? picture(one) : made("span", "", "plain"));
+  small.append(picture(one));
+  if (!one.picture) small.className = "small named";
   line.append(small, made("span", one.of, "of"));
   return line;
 }
