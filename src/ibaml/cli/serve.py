@@ -77,8 +77,7 @@ def _serve(
             say(f"Open {page.address}")
             say("It is for this machine alone. Ctrl-C ends it.")
             page.run()
-    lost = session.unsaved
-    say(f"Stopped{f'; {lost} examples were not saved' if lost else ''}.")
+    say(f"Stopped{'; the last changes were not saved' if session.unsaved else ''}.")
 
 
 def _begun(path: Path | None, prior: str | None, backbone: str | None) -> tuple[Classifier, Embed]:

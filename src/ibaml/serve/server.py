@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import secrets
 import signal
 import socket
@@ -120,9 +121,13 @@ class Page:
         async def picture(request: Request) -> Response:
             given = request.query_params
             name, label = given.get("name", ""), given.get("class")
+            if label is not None and not re.fullmatch(r"\d{1,15}", label, re.ASCII):
+                raise _Refusal(400, "A class is a number.")
             data = await _body(request, untrusted.UPLOAD)
             async with self._reading:
-                number = await run_in_threadpool(session.add, data, name, label)
+                number = await run_in_threadpool(
+                    session.add, data, name, None if label is None else int(label)
+                )
             return JSONResponse({"id": number})
 
         def told(*fields: str) -> Callable[[Do], Endpoint]:
@@ -135,10 +140,10 @@ class Page:
             Route("/save", save, methods=["GET"]),
             Route("/picture", picture, methods=["POST"]),
             Route("/class", told("name")(session.add_class), methods=["POST"]),
-            Route("/rename", told("old", "new")(session.rename), methods=["POST"]),
-            Route("/move", told("id", "class")(session.move), methods=["POST"]),
+            Route("/rename", told("class", "name")(session.rename), methods=["POST"]),
+            Route("/move", told("id", "to")(session.move), methods=["POST"]),
             Route("/remove", told("ids")(session.remove), methods=["POST"]),
-            Route("/remove-class", told("name")(session.remove_class), methods=["POST"]),
+            Route("/remove-class", told("class")(session.remove_class), methods=["POST"]),
             Route("/undo", told()(session.undo), methods=["POST"]),
         ]
         inner = Starlette(
@@ -302,12 +307,11 @@ def _told(do: Do, fields: tuple[str, ...]) -> Endpoint:
 
 
 def _fits(name: str, value: Any) -> bool:
-    whole = type(value) is int
-    if name == "id":
-        return whole
     if name == "ids":
         return isinstance(value, list) and all(type(one) is int for one in value)
-    return isinstance(value, str) or (name == "class" and value is None)
+    if name == "name":
+        return isinstance(value, str)
+    return type(value) is int or (name == "to" and value is None)  # to no class
 
 
 async def _body(request: Request, most: int) -> bytes:

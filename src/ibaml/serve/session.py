@@ -32,20 +32,25 @@ class Picture:
     """A photograph on the page.
 
     Attributes:
-        file: the name it is saved under, a class's folder included.
-        label: its class; None for one that is to be named.
+        file: the name it came with, perhaps with folders.
+        label: the number of its class; None for one that is to be named.
         thumbnail: a small JPEG; None for an example of a saved classifier, which holds no pictures.
     """
 
     number: int
     file: str
     vector: Tensor
-    label: str | None
+    label: int | None
     thumbnail: bytes | None = None
 
     @property
     def name(self) -> str:
         return self.file.rsplit("/", 1)[-1]
+
+    def file_in(self, folder: str) -> str:
+        """Its name in a saved classifier, where it is of the class ``folder``."""
+        there = self.file.split("/")[-2:-1] == [folder]
+        return self.file if there else f"{folder}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,15 @@ class Read:
 
     vector: Tensor
     thumbnail: bytes
+
+
+@dataclass(frozen=True)
+class _Removed:
+    """What comes back by `Session.undo`: pictures, and the names of their classes."""
+
+    words: str
+    pictures: list[Picture]
+    names: dict[int, str]
 
 
 Reader = Callable[[bytes, str], Read]  # content and name; a `DataError` says why there is none
@@ -82,70 +96,62 @@ class Session:
         self._reader, self._false_alarms = reader, false_alarms
         self._lock = RLock()
         self._numbers = 0
-        self._names: list[str] = list(classifier.classes)
+        self._names = {self._next(): name for name in classifier.classes}
+        numbers = {name: number for number, name in self._names.items()}
         self._pictures: dict[int, Picture] = {}
         for file, label, vector in zip(
             classifier.files, classifier.labels, classifier.x, strict=True
         ):
-            self._keep(Picture(self._next(), file, vector, label))
-        self._removed: list[tuple[str, list[Picture], str | None]] = []
-        self._version = self._saved = 0
+            self._keep(Picture(self._next(), file, vector, numbers[label]))
+        self._removed: list[_Removed] = []
+        self._version = self._taught = self._saved = 0
         self._known: tuple[int, dict[str, Any]] | None = None
 
     # --- what a person does -----------------------------------------------------------------------
 
-    def add(self, data: bytes, name: str, label: str | None) -> int:
+    def add(self, data: bytes, name: str, label: int | None) -> int:
         """A picture file becomes an example of a class, or a photograph to name; its number."""
         name = tidy(name)
         with self._lock:
-            if label is not None:
-                self._check_class(label)
+            self._check_class(label)
             self._check_room()
         if not data:
             raise DataError(f"{name}: the file is empty")
         read = self._reader(data, name)  # takes long: others may go on meanwhile
-        file = name if label is None else f"{label}/{name}"
         with self._lock:
-            if label is not None:
-                self._check_class(label)  # it may be gone by now
+            self._check_class(label)  # it may be gone by now
             self._check_room()
             self._check_new(read.vector, label, name)
-            picture = Picture(self._next(), file, read.vector, label, read.thumbnail)
+            picture = Picture(self._next(), name, read.vector, label, read.thumbnail)
             self._keep(picture)
-            self._changed()
+            self._changed(label is not None)
             return picture.number
 
-    def add_class(self, name: str) -> str:
-        """A class without examples yet; returns its name as it is kept."""
+    def add_class(self, name: str) -> int:
+        """A class without examples yet; returns its number."""
         with self._lock:
-            name = self._free_name(name)
-            self._names.append(name)
+            name, number = self._free_name(name), self._next()
+            self._names[number] = name
             self._changed()
-            return name
+            return number
 
-    def rename(self, old: str, new: str) -> str:
+    def rename(self, label: int, name: str) -> None:
         """Another name for a class."""
         with self._lock:
-            self._check_class(old)
-            if new.strip() == old:
-                return old
-            new = self._free_name(new)
-            self._names[self._names.index(old)] = new
-            for picture in [p for p in self._pictures.values() if p.label == old]:
-                self._keep(_labelled(picture, new))
-            self._changed()
-            return new
+            self._check_class(label)
+            if name.strip() != self._names[label]:
+                self._names[label] = self._free_name(name)
+                self._changed()
 
-    def move(self, number: int, label: str | None) -> None:
+    def move(self, number: int, label: int | None) -> None:
         """A picture becomes an example of a class, or of none: a photograph to name."""
         with self._lock:
             picture = self._picture(number)
-            if label is not None:
-                self._check_class(label)
+            self._check_class(label)
             if picture.label == label:
                 return
             self._check_new(picture.vector, label, picture.name)
-            self._keep(_labelled(picture, label))
+            self._keep(replace(picture, label=label))
             self._changed()
 
     def remove(self, numbers: Sequence[int]) -> None:
@@ -155,41 +161,43 @@ class Session:
             if not gone:
                 raise DataError("say which pictures to remove")
             words = gone[0].name if len(gone) == 1 else f"{len(gone)} photographs"
-            self._remove(words, gone, None)
+            names = {p.label: self._names[p.label] for p in gone if p.label is not None}
+            self._remove(_Removed(words, gone, names))
 
-    def remove_class(self, name: str) -> None:
+    def remove_class(self, label: int) -> None:
         """A class goes with its examples."""
         with self._lock:
-            self._check_class(name)
-            gone = [p for p in self._pictures.values() if p.label == name]
-            self._names.remove(name)
-            self._remove(f"the class {name}", gone, name)
+            self._check_class(label)
+            gone = [p for p in self._pictures.values() if p.label == label]
+            name = self._names.pop(label)
+            self._remove(_Removed(f"the class {name}", gone, {label: name}))
 
     def undo(self) -> str:
         """What was removed last is there again; returns what that was."""
         with self._lock:
             if not self._removed:
                 raise DataError("there is nothing to take back")
-            words, pictures, name = self._removed[-1]
-            self._check_room(len(pictures))
-            self._removed.pop()
-            for label in [name, *(p.label for p in pictures)]:
-                if label is not None and label not in self._names:
-                    self._names.append(label)
-            for picture in pictures:
+            last = self._removed[-1]
+            self._check_room(len(last.pictures))
+            lost = {label: name for label, name in last.names.items() if label not in self._names}
+            if taken := sorted(set(lost.values()) & set(self._names.values())):
+                raise DataError(f"there is another class {taken[0]} by now: rename that first")
+            self._names = dict(sorted((self._names | lost).items()))
+            for picture in last.pictures:
                 self._keep(picture)
-            self._changed()
-            return words
+            self._removed.pop()
+            self._changed(bool(last.names))
+            return last.words
 
     def saved(self) -> bytes:
         """The file that `ibaml predict` and `ibaml serve` read."""
         with self._lock:
-            classifier, version = self._classifier(), self._version
+            classifier = self._classifier()
             if not classifier.labels:
                 raise DataError("there is no example to save yet: add photographs to a class")
             with tempfile.TemporaryDirectory() as folder:
                 content = classifier.save(Path(folder) / "classifier.ibaml").read_bytes()
-            self._saved = version
+            self._saved = self._taught
             return content
 
     # --- what is shown ----------------------------------------------------------------------------
@@ -201,25 +209,29 @@ class Session:
             return content
 
     @property
-    def unsaved(self) -> int:
-        """Examples that would be lost."""
+    def unsaved(self) -> bool:
+        """Whether changes of the examples would be lost."""
         with self._lock:
-            return 0 if self._saved == self._version else len(self._examples())
+            return self._saved != self._taught and bool(self._examples())
 
     def state(self) -> dict[str, Any]:
         """Everything on the page, as JSON."""
         with self._lock:
             if self._known is None or self._known[0] != self._version:
                 self._known = (self._version, self._described())
-            last = self._removed[-1][0] if self._removed else None
+            last = self._removed[-1].words if self._removed else None
             return {**self._known[1], "undo": last, "unsaved": self.unsaved}
 
     def _described(self) -> dict[str, Any]:
         examples = self._examples()
         queries = [p for p in self._pictures.values() if p.label is None]
         classes = [
-            {"name": name, "examples": [_shown(p) for p in examples if p.label == name]}
-            for name in self._names
+            {
+                "id": label,
+                "name": name,
+                "examples": [_shown(p) for p in examples if p.label == label],
+            }
+            for label, name in self._names.items()
         ]
         shown = [_shown(p) for p in queries]
         notes: list[str] = []
@@ -234,6 +246,7 @@ class Session:
         classifier, x = self._classifier(), torch.stack([p.vector for p in queries])
         answers = classifier.answer(x, self._false_alarms)
         nearest = classifier.nearest(x, NEAREST)
+        numbers = {name: label for label, name in self._names.items()}
         ranks: dict[int, int] = {}
         if len(queries) > 1:
             ranks = {row: place for place, row in enumerate(classifier.suggest(x, NEXT), 1)}
@@ -241,7 +254,7 @@ class Session:
             likely = answers.probabilities[i].argsort()[::-1][: OTHERS + 1]
             said |= {
                 "label": answers.labels[i],
-                "best": answers.best[i],
+                "best": numbers[answers.best[i]],
                 "unknown": bool(answers.unknown[i]),
                 "sure": None if answers.sure is None else bool(answers.sure[i]),
                 "classes": [
@@ -278,14 +291,16 @@ class Session:
         if picture.number != max(self._pictures):
             self._pictures = dict(sorted(self._pictures.items()))
 
-    def _remove(self, words: str, gone: list[Picture], name: str | None) -> None:
-        for picture in gone:
+    def _remove(self, gone: _Removed) -> None:
+        for picture in gone.pictures:
             del self._pictures[picture.number]
-        self._removed = [*self._removed, (words, gone, name)][-_UNDO:]
-        self._changed()
+        self._removed = [*self._removed, gone][-_UNDO:]
+        self._changed(bool(gone.names))
 
-    def _changed(self) -> None:
+    def _changed(self, taught: bool = True) -> None:
+        """Something is new, among the examples or only among what is to be named."""
         self._version += 1
+        self._taught += taught
 
     def _examples(self) -> list[Picture]:
         return [p for p in self._pictures.values() if p.label is not None]
@@ -294,11 +309,9 @@ class Session:
         empty, examples = self._empty, self._examples()
         made = Classifier(empty.prior, promises=empty.promises, source=empty.source)
         if examples:
-            made.add(
-                torch.stack([p.vector for p in examples]),
-                [str(p.label) for p in examples],
-                [p.file for p in examples],
-            )
+            labels = [self._names[p.label] for p in examples if p.label is not None]
+            files = [p.file_in(name) for p, name in zip(examples, labels, strict=True)]
+            made.add(torch.stack([p.vector for p in examples]), labels, files)
         return made
 
     def _picture(self, number: int) -> Picture:
@@ -306,9 +319,9 @@ class Session:
             raise DataError("this photograph is not there any more")
         return self._pictures[number]
 
-    def _check_class(self, name: str) -> None:
-        if name not in self._names:
-            raise DataError(f"there is no class {tidy(name)} any more")
+    def _check_class(self, label: int | None) -> None:
+        if label is not None and label not in self._names:
+            raise DataError("this class is not there any more")
 
     def _check_room(self, count: int = 1) -> None:
         if len(self._pictures) + count > untrusted.SHOWN:
@@ -317,10 +330,10 @@ class Session:
                 "`ibaml predict` for more"
             )
 
-    def _check_new(self, vector: Tensor, label: str | None, name: str) -> None:
+    def _check_new(self, vector: Tensor, label: int | None, name: str) -> None:
         for other in self._pictures.values():
             if other.label == label and torch.equal(other.vector, vector):
-                where = "among the photographs to name" if label is None else f"in {label}"
+                where = f"in {self._names[label]}" if label else "among the photographs to name"
                 raise DataError(f"{name}: this photograph is {where} already")
 
     def _free_name(self, name: str) -> str:
@@ -331,7 +344,7 @@ class Session:
             raise DataError("the name of a class is one line of letters: leave out the others")
         if len(name) > untrusted.NAME:
             raise DataError(f"the name of a class has at most {untrusted.NAME} letters: shorten it")
-        if name in self._names:
+        if name in self._names.values():
             raise DataError(f"there is a class {name} already")
         if len(self._names) >= untrusted.SHOWN:
             raise DataError(f"the page holds at most {untrusted.SHOWN} classes")
@@ -345,11 +358,6 @@ def tidy(name: str) -> str:
     if len(name) > untrusted.NAME:
         name = name[: untrusted.NAME - 1] + "…"
     return name or "a file without a name"
-
-
-def _labelled(picture: Picture, label: str | None) -> Picture:
-    file = picture.name if label is None else f"{label}/{picture.name}"
-    return replace(picture, label=label, file=file)
 
 
 def _shown(picture: Picture) -> dict[str, Any]:

@@ -6,7 +6,7 @@ const AT_ONCE = 3; // photographs on their way at the same time
 const OURS = "application/x-ibaml"; // a photograph of this page that is dragged
 const GONE = "The server does not answer: is ibaml serve still running?";
 
-let state = { classes: [], queries: [], notes: [], undo: null, unsaved: 0, upload: Infinity };
+let state = { classes: [], queries: [], notes: [], undo: null, unsaved: false, upload: Infinity };
 
 if (location.search) history.replaceState(null, "", "/"); // the token stays out of sight
 
@@ -164,10 +164,10 @@ async function sendToNew(found) {
   }
 }
 
+/** The number of a class of this name, which is made if there is none; null if it cannot be. */
 async function classFor(name, problems) {
-  name = name.trim();
-  if (state.classes.some((one) => one.name === name)) return name;
-  return (await change("/class", { name }, problems))?.done ?? null;
+  const there = state.classes.find((one) => one.name === name.trim());
+  return there?.id ?? (await change("/class", { name }, problems))?.done ?? null;
 }
 
 function freeName() {
@@ -176,7 +176,8 @@ function freeName() {
   return `class ${number}`;
 }
 
-/** A place where photographs are dropped, of this page (moved) or from outside (read). */
+/** A place where photographs are dropped, of this page (moved) or from outside (read). Its label is
+ * a class's number, null for those to name, undefined for a new class. */
 function zone(node, label, problems, take) {
   const mine = (event) => [...event.dataTransfer.types].some((t) => t === "Files" || t === OURS);
   let inside = 0;
@@ -193,8 +194,8 @@ function zone(node, label, problems, take) {
     event.stopPropagation();
     const own = event.dataTransfer.getData(OURS);
     if (own) {
-      const name = label === undefined ? await classFor(at("new-name").value || freeName(), problems) : label;
-      if (label !== undefined || name !== null) await move(Number(own), name, problems);
+      if (label !== undefined) await move(Number(own), label, problems);
+      else await moveToNew(Number(own), at("new-name").value.trim(), problems);
     } else {
       const found = await gathered(event.dataTransfer);
       if (take) take(found);
@@ -216,12 +217,19 @@ function picker(button, input, label, problems) {
 
 async function move(id, label, problems) {
   const name = nameOf(id);
-  if (await change("/move", { id, class: label }, problems)) {
-    say(`${name} is ${label === null ? "to be named" : `an example of ${label}`} now.`);
-    return true;
-  }
-  return false;
+  const kind = label === null ? "to be named" : `an example of ${classOf(label)?.name}`;
+  if (await change("/move", { id, to: label }, problems)) say(`${name} is ${kind} now.`);
 }
+
+async function moveToNew(id, typed, problems) {
+  const label = await classFor(typed || freeName(), problems);
+  if (label === null) return;
+  at("new-name").value = "";
+  await move(id, label, problems);
+  if (!typed) startRenaming(label);
+}
+
+const classOf = (label) => state.classes.find((one) => one.id === label);
 
 async function remove(id, problems) {
   const name = nameOf(id);
@@ -265,7 +273,7 @@ at("new-class").onsubmit = async (event) => {
   const answer = await change("/class", { name }, at("classes-problems"));
   if (!answer) return;
   at("new-name").value = "";
-  say(`The class ${answer.done} is there: add photographs of it.`);
+  say(`The class ${name} is there: add photographs of it.`);
   cardOf(answer.done)?.querySelector(".add").focus();
 };
 
@@ -286,14 +294,16 @@ function sync(parent, items, key, make, fill) {
 }
 
 const copy = (id) => at(id).content.firstElementChild.cloneNode(true);
-const cardOf = (name) => [...at("classes").children].find((node) => node.dataset.key === name);
-const problemsOf = (name) => cardOf(name)?.querySelector(".problems") ?? at("classes-problems");
+const within = (list, id) => [...at(list).children].find((one) => one.dataset.key === String(id));
+const cardOf = (label) => within("classes", label);
+const queryOf = (id) => within("queries", id);
+const problemsOf = (label) => cardOf(label)?.querySelector(".problems") ?? at("classes-problems");
 const percent = (p) => (p > 0.995 ? "> 99 %" : p < 0.005 ? "< 1 %" : `${Math.round(100 * p)} %`);
 
 function draw() {
   const examples = state.classes.reduce((sum, one) => sum + one.examples.length, 0);
   at("start").hidden = state.classes.length > 0;
-  sync(at("classes"), state.classes, (one) => one.name, classCard, fillClass);
+  sync(at("classes"), state.classes, (one) => one.id, classCard, fillClass);
   sync(at("queries"), state.queries, (one) => one.id, queryCard, fillQuery);
   at("ask-words").textContent = examples
     ? "Drop photographs here, or"
@@ -321,8 +331,6 @@ function drawNext() {
   hint.replaceChildren(made("p", "Label these next: they teach the most."), row);
 }
 
-const queryOf = (id) => [...at("queries").children].find((node) => node.dataset.key === String(id));
-
 function picture(one) {
   if (!one.picture) return made("span", one.name, "plain");
   const image = new Image();
@@ -340,68 +348,70 @@ function carried(node, id) {
   });
 }
 
-function classCard({ name }) {
+function classCard({ id }) {
   const card = copy("class-card");
-  const problems = card.querySelector(".problems");
-  const [file] = card.querySelectorAll("input[type=file]");
-  const form = card.querySelector(".renaming");
-  card.querySelector("h3").textContent = name;
-  card.setAttribute("aria-label", `class ${name}`);
-  for (const [kind, words] of [["rename", "Rename"], ["remove", "Remove"]])
-    card.querySelector(`.${kind}`).setAttribute("aria-label", `${words} the class ${name}`);
-  card.querySelector(".add").setAttribute("aria-label", `Add photographs of ${name}`);
-  picker(card.querySelector(".add"), file, name, problems);
-  zone(card, name, problems);
-  const input = form.querySelector("input");
-  input.setAttribute("aria-label", `New name of the class ${name}`);
-  card.querySelector(".rename").onclick = () => startRenaming(name);
-  form.querySelector(".cancel").onclick = () => {
+  const part = (name) => card.querySelector(`.${name}`);
+  const problems = part("problems");
+  const form = part("renaming");
+  picker(part("add"), card.querySelector("input[type=file]"), id, problems);
+  zone(card, id, problems);
+  const end = () => {
     form.hidden = true;
-    card.querySelector(".rename").focus();
+    part("rename").focus();
   };
-  form.onkeydown = (event) => event.key === "Escape" && form.querySelector(".cancel").click();
+  part("rename").onclick = () => startRenaming(id);
+  part("cancel").onclick = end;
+  form.onkeydown = (event) => event.key === "Escape" && end();
   form.onsubmit = async (event) => {
     event.preventDefault();
-    const answer = await change("/rename", { old: name, new: input.value }, problems);
-    if (!answer) return;
-    form.hidden = true;
-    say(`The class is called ${answer.done} now.`);
-    cardOf(answer.done)?.querySelector(".rename").focus();
+    const name = form.querySelector("input").value;
+    if (!(await change("/rename", { class: id, name }, problems))) return;
+    end();
+    say(`The class is called ${name} now.`);
   };
-  card.querySelector(".remove").onclick = async () => {
-    if (!(await change("/remove-class", { name }, problems))) return;
+  part("remove").onclick = async () => {
+    const { name } = classOf(id);
+    if (!(await change("/remove-class", { class: id }, problems))) return;
     say(`The class ${name} is removed.`);
     at("new-name").focus();
   };
   return card;
 }
 
-function startRenaming(name) {
-  const card = cardOf(name);
-  if (!card) return;
-  const form = card.querySelector(".renaming");
+function startRenaming(label) {
+  const form = cardOf(label)?.querySelector(".renaming");
+  if (!form) return;
   form.hidden = false;
   const input = form.querySelector("input");
-  input.value = name;
+  input.value = classOf(label).name;
   input.select();
   input.focus();
 }
 
-function fillClass(card, { name, examples }) {
+function fillClass(card, { id, name, examples }) {
+  const part = (kind) => card.querySelector(`.${kind}`);
   const count = examples.length;
-  card.querySelector(".count").textContent = count === 1 ? "1 example" : `${count} examples`;
-  sync(card.querySelector(".tiles"), examples, (one) => one.id, (one) => tile(one, name), () => {});
+  card.querySelector("h3").textContent = name;
+  card.setAttribute("aria-label", `class ${name}`);
+  part("rename").setAttribute("aria-label", `Rename the class ${name}`);
+  part("remove").setAttribute("aria-label", `Remove the class ${name}`);
+  part("add").setAttribute("aria-label", `Add photographs of ${name}`);
+  card.querySelector(".renaming input").setAttribute("aria-label", `New name of the class ${name}`);
+  part("count").textContent = count === 1 ? "1 example" : `${count} examples`;
+  const make = (one) => tile(one, id);
+  sync(part("tiles"), examples, (one) => one.id, make, (node, one) => {
+    node.firstElementChild.setAttribute("aria-label", `${one.name}, example of ${name}: show or move`);
+    node.lastElementChild.setAttribute("aria-label", `Remove ${one.name} from ${name}`);
+  });
 }
 
-function tile(one, name) {
+function tile(one, label) {
   const node = copy("tile");
   const [open, cross] = node.children;
   open.append(picture(one));
-  open.setAttribute("aria-label", `${one.name}, example of ${name}: show or move`);
-  open.onclick = () => show(one, name);
-  cross.setAttribute("aria-label", `Remove ${one.name} from ${name}`);
+  open.onclick = () => show(one, label);
   cross.onclick = async () => {
-    const card = node.closest(".card");
+    const card = cardOf(label);
     const next = node.nextElementSibling ?? node.previousElementSibling;
     await remove(one.id, card.querySelector(".problems"));
     (next?.isConnected ? next.lastElementChild : card.querySelector(".add")).focus();
@@ -411,22 +421,20 @@ function tile(one, name) {
 }
 
 /** The dialog of one example. */
-function show(one, name) {
-  const names = state.classes.map((each) => each.name);
+function show(one, label) {
   at("example-name").textContent = one.name;
   at("example-picture").replaceChildren(picture(one));
   const select = at("example-class");
-  select.replaceChildren(...names.map((each) => new Option(each, each, false, each === name)));
-  select.append(new Option("none: a photograph to name", ""));
+  const options = state.classes.map(({ id, name }) => new Option(name, id, false, id === label));
+  select.replaceChildren(...options, new Option("none: a photograph to name", ""));
   at("example-move").onclick = async () => {
-    const label = select.selectedIndex < names.length ? select.value : null;
     at("example").close();
-    await move(one.id, label, problemsOf(name));
+    await move(one.id, select.value ? Number(select.value) : null, problemsOf(label));
   };
   at("example-remove").onclick = async () => {
     at("example").close();
-    await remove(one.id, problemsOf(name));
-    cardOf(name)?.querySelector(".add").focus();
+    await remove(one.id, problemsOf(label));
+    cardOf(label)?.querySelector(".add").focus();
   };
   at("example").showModal();
 }
@@ -447,13 +455,10 @@ function queryCard(one) {
     await act();
     if (!card.isConnected) (next?.isConnected ? next.querySelector(".remove") : at("choose")).focus();
   };
-  card.querySelector(".keep").onclick = async () => {
-    const fresh = select.selectedIndex === state.classes.length;
-    const label = fresh ? await classFor(freeName(), problems) : select.value;
-    if (label === null) return;
-    await leave(() => move(one.id, label, problems));
-    if (fresh) startRenaming(label);
-  };
+  card.querySelector(".keep").onclick = () =>
+    select.value
+      ? leave(() => move(one.id, Number(select.value), problems))
+      : moveToNew(one.id, "", at("ask-problems"));
   card.querySelector(".remove").onclick = () => leave(() => remove(one.id, problems));
   carried(card, one.id);
   return card;
@@ -469,7 +474,7 @@ function fillQuery(card, one) {
   part("next").hidden = !one.next;
   part("next").textContent = `label next: ${one.next}`;
   part("why").hidden = !one.unknown;
-  if (one.unknown) part("why").textContent = `It looks like none of your classes. If it is of one of them, the likeliest is ${one.best}.`;
+  if (one.unknown) part("why").textContent = `It looks like none of your classes. If it is of one of them, the likeliest is ${classOf(one.best)?.name}.`;
   const others = (one.classes ?? []).filter((each, i) => i === 0 || each.probability >= 0.01);
   part("bars").replaceChildren(...(others.length > 1 ? others : []).map(bar));
   part("nearest").hidden = !known;
@@ -479,15 +484,16 @@ function fillQuery(card, one) {
   part("nearest").classList.toggle("same", same);
   sync(part("nearest").lastElementChild, like, (e) => `${e.id} ${e.of}`, nearExample, () => {});
   const select = card.querySelector("select");
-  const names = state.classes.map((each) => each.name);
-  const options = [...names, "a new class …"];
-  if ([...select.options].map((o) => o.text).join("\n") !== options.join("\n")) {
-    const before = select.dataset.chosen ? names.indexOf(select.value) : -1;
-    select.replaceChildren(...options.map((name) => new Option(name, name)));
-    if (before >= 0) select.selectedIndex = before;
+  const options = [...state.classes, { id: "", name: "a new class …" }];
+  const key = ({ id, name }) => `${id} ${name}`;
+  if (select.dataset.key !== options.map(key).join("\n")) {
+    const before = select.dataset.chosen ? select.value : "";
+    select.replaceChildren(...options.map(({ id, name }) => new Option(name, id)));
+    select.dataset.key = options.map(key).join("\n");
+    if (before && classOf(Number(before))) select.value = before;
     else delete select.dataset.chosen;
   }
-  if (!select.dataset.chosen) select.selectedIndex = one.best ? names.indexOf(one.best) : 0;
+  if (!select.dataset.chosen) select.value = one.best ?? options[0].id;
 }
 
 function bar({ name, probability }) {
