@@ -173,6 +173,7 @@ def test_drop_predict_add_remove_save_and_reload(visit, server, cache, tmp_path)
     expect(card(page, "disc").locator(".tile")).to_have_count(3)
 
     # moved by the mouse, by the dialog, and by the menu
+    page.set_viewport_size({"width": 1280, "height": 1800})  # the mouse does not scroll
     card(page, "disc").locator(".tile").first.drag_to(card(page, "dots"))
     expect(card(page, "dots").locator(".tile")).to_have_count(4)
     card(page, "dots").get_by_role("button", name="disc-0.jpg, example of dots").click()

@@ -120,9 +120,10 @@ class Page:
 
         async def picture(request: Request) -> Response:
             given = request.query_params
-            name, label = given.get("name", ""), given.get("class")
-            if label is not None and not re.fullmatch(r"\d{1,15}", label, re.ASCII):
+            name, where = given.get("name", ""), given.get("class")
+            if where is not None and not re.fullmatch(r"[0-9]{1,15}", where):
                 raise _Refusal(400, "A class is a number.")
+            label = None if where is None else int(where)
             data = await _body(request, untrusted.UPLOAD)
             async with self._reading:
                 number = await run_in_threadpool(

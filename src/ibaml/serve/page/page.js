@@ -361,7 +361,7 @@ function classCard({ id }) {
   };
   part("rename").onclick = () => startRenaming(id);
   part("cancel").onclick = end;
-  form.onkeydown = (event) => event.key === "Escape" && end();
+  form.addEventListener("keydown", (event) => event.key === "Escape" && end());
   form.onsubmit = async (event) => {
     event.preventDefault();
     const name = form.querySelector("input").value;
