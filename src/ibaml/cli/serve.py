@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PORT = 8731
 
-_HELP = """Try it in a browser: drag photographs into classes, drop new ones, see the answers.
+_HELP = """Try it in a browser: drop photographs, see the answers.
 
     Opens a page on this machine, for nobody else: nothing is uploaded or downloaded. Open the
     address that is printed, token included. CLASSIFIER is a file that the page or `ibaml predict
