@@ -18,10 +18,10 @@ PORT = 8731
 
 _HELP = """Try it in a browser: drop photographs, see the answers.
 
-    Opens a page on this machine, for nobody else: nothing is uploaded or downloaded. Open the
-    address that is printed, token included. CLASSIFIER is a file that the page or `ibaml predict
-    --save` wrote; without one you begin with no classes. Ctrl-C ends it; what you do not save is
-    gone.
+    Opens a page on this machine, for nobody else: nothing leaves it. Open the
+    printed address, token included. CLASSIFIER is a file that the page or
+    `ibaml predict --save` wrote; without one you begin with no classes. Ctrl-C
+    ends it; what you do not save is gone.
 
     Examples:
 

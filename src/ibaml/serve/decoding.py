@@ -61,7 +61,9 @@ class Decoder:
         timer.start()
         try:
             return _asked(process, data, name, least)
-        except (OSError, EOFError) as error:
+        except ImageError:
+            raise
+        except (OSError, EOFError, ValueError) as error:  # ValueError: closed by another thread
             self.close()
             why = "its decoder broke down"
             if late.is_set():

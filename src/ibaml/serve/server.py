@@ -107,7 +107,8 @@ class Page:
             return JSONResponse({**shown, "upload": untrusted.UPLOAD})
 
         async def thumbnail(request: Request) -> Response:
-            content = session.thumbnail(request.path_params["number"])
+            number = request.path_params["number"]
+            content = await run_in_threadpool(session.thumbnail, number)
             return Response(content, media_type="image/jpeg")
 
         async def save(request: Request) -> Response:
@@ -126,29 +127,28 @@ class Page:
             label = None if where is None else int(where)
             data = await _body(request, untrusted.UPLOAD)
             async with self._reading:
-                number = await run_in_threadpool(
-                    session.add, data, name, None if label is None else int(label)
-                )
+                number = await run_in_threadpool(session.add, data, name, label)
             return JSONResponse({"id": number})
 
-        def told(*fields: str) -> Callable[[Do], Endpoint]:
-            return lambda do: _told(do, fields)
-
-        routes = [
-            *(Route(path, _part(*part), methods=["GET"]) for path, part in _PARTS.items()),
-            Route("/state", state, methods=["GET"]),
-            Route("/thumbnail/{number:int}", thumbnail, methods=["GET"]),
-            Route("/save", save, methods=["GET"]),
-            Route("/picture", picture, methods=["POST"]),
-            Route("/class", told("name")(session.add_class), methods=["POST"]),
-            Route("/rename", told("class", "name")(session.rename), methods=["POST"]),
-            Route("/move", told("id", "to")(session.move), methods=["POST"]),
-            Route("/remove", told("ids")(session.remove), methods=["POST"]),
-            Route("/remove-class", told("class")(session.remove_class), methods=["POST"]),
-            Route("/undo", told()(session.undo), methods=["POST"]),
-        ]
+        shown = {path: _part(*part) for path, part in _PARTS.items()} | {
+            "/state": state,
+            "/thumbnail/{number:int}": thumbnail,
+            "/save": save,
+        }
+        done = {
+            "/picture": picture,
+            "/class": _told(session.add_class, "name"),
+            "/rename": _told(session.rename, "class", "name"),
+            "/move": _told(session.move, "id", "to"),
+            "/remove": _told(session.remove, "ids"),
+            "/remove-class": _told(session.remove_class, "class"),
+            "/undo": _told(session.undo),
+        }
         inner = Starlette(
-            routes=routes,
+            routes=[
+                *(Route(path, one, methods=["GET"]) for path, one in shown.items()),
+                *(Route(path, one, methods=["POST"]) for path, one in done.items()),
+            ],
             exception_handlers={DataError: _sentence, _Refusal: _refused, 500: _broken},
         )
         return _Guard(inner, self._token, self.port)
@@ -291,7 +291,7 @@ def _part(name: str, kind: str) -> Endpoint:
     return part
 
 
-def _told(do: Do, fields: tuple[str, ...]) -> Endpoint:
+def _told(do: Do, *fields: str) -> Endpoint:
     """Calls a function with the fields of a JSON object."""
 
     async def told(request: Request) -> Response:
