@@ -65,6 +65,7 @@ def _serve(
 
         need("starlette")
         need("uvicorn")
+        from ibaml.machine import threads
         from ibaml.serve.reading import Reading
         from ibaml.serve.server import Page
         from ibaml.serve.session import Session
@@ -73,7 +74,7 @@ def _serve(
         reading = Reading(embed)
         session = Session(shop, reading, false_alarms=false_alarms)
         page = Page(session, port, at_once=reading.at_once)
-        with reading:
+        with reading, threads(1):  # several photographs are read at once, and heads are small
             say(f"Open {page.address}")
             say("It is for this machine alone. Ctrl-C ends it.")
             page.run()

@@ -246,6 +246,7 @@ class Session:
         classifier, x = self._classifier(), torch.stack([p.vector for p in queries])
         answers = classifier.answer(x, self._false_alarms)
         nearest = classifier.nearest(x, NEAREST)
+        labels, best, classes = answers.labels, answers.best, answers.classes
         numbers = {name: label for label, name in self._names.items()}
         ranks: dict[int, int] = {}
         if len(queries) > 1:
@@ -253,13 +254,13 @@ class Session:
         for i, said in enumerate(shown):
             likely = answers.probabilities[i].argsort()[::-1][: OTHERS + 1]
             said |= {
-                "label": answers.labels[i],
-                "best": numbers[answers.best[i]],
+                "label": labels[i],
+                "best": numbers[best[i]],
                 "unknown": bool(answers.unknown[i]),
                 "sure": None if answers.sure is None else bool(answers.sure[i]),
                 "classes": [
                     {
-                        "name": classifier.classes[c],
+                        "name": classes[c],
                         "probability": float(answers.probabilities[i, c]),
                     }
                     for c in likely
