@@ -285,7 +285,7 @@ class Client:
         self.usual = {
             "Host": f"127.0.0.1:{self.port}",
             "Origin": f"http://127.0.0.1:{self.port}",
-            "Cookie": f"other=1; ibaml-{self.port}={self.token}",
+            "Cookie": f'a={{"b": [1,"2"]}}; c; =d; ibaml-1=x;ibaml-{self.port}={self.token}; e=f',
         }
 
     def ask(self, method, path, body=None, **headers):

@@ -219,6 +219,36 @@ def test_drop_predict_add_remove_save_and_reload(visit, server, cache, tmp_path)
         assert "the last changes were not saved" in again.end()
 
 
+def test_folders_from_the_desktop_become_classes(visit, server, tmp_path):
+    for kind in KINDS:
+        folder = tmp_path / "shop" / kind
+        folder.mkdir(parents=True)
+        (folder / ".hidden.jpg").write_bytes(b"")
+        for one in files(kind, range(2)):
+            (folder / one["name"]).write_bytes(one["buffer"])
+    (tmp_path / "new.jpg").write_bytes(jpeg("disc", 40))
+    page = visit(server.address).page
+
+    def drag(path: Path, where: str) -> None:
+        """A real drag, of what lies on the disk."""
+        box = page.locator(where).bounding_box()
+        place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+        data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+        hand = page.context.new_cdp_session(page)
+        for event in ("dragEnter", "dragOver", "drop"):
+            hand.send("Input.dispatchDragEvent", {"type": event, **place, "data": data})
+
+    drag(tmp_path / "shop", "#start")
+    for kind in KINDS:
+        expect(card(page, kind).locator(".tile")).to_have_count(2, timeout=60_000)
+    drag(tmp_path / "new.jpg", "#ask")
+    expect(query(page, "new.jpg").locator(".label")).to_have_text("disc", timeout=60_000)
+    assert page.url == f"http://127.0.0.1:{server.port}/"
+    drag(tmp_path / "new.jpg", "h1")  # beside: the browser does not open it
+    expect(page.locator("#said")).to_have_text("Drop photographs on a class, or to name.")
+    assert page.url == f"http://127.0.0.1:{server.port}/"
+
+
 def test_everything_works_from_the_keyboard(visit, server):
     page = visit(server.address).page
 

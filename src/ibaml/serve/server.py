@@ -15,7 +15,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from http.cookies import CookieError, SimpleCookie
 from importlib.resources import files
 from types import FrameType
 from typing import Any
@@ -210,7 +209,7 @@ class _Guard:
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app, self._token = app, token.encode()
         self._hosts = {f"{name}:{port}".encode() for name in _NAMES}
-        self._cookie = f"ibaml-{port}"  # cookies of all ports are sent to each of them
+        self._cookie = f"ibaml-{port}=".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -223,7 +222,7 @@ class _Guard:
             app = PlainTextResponse(why, 403, _CLOSE)
         elif scope["path"] == "/" and self._is_token(_token_of(scope["query_string"])):
             pass  # the printed address
-        elif not self._is_token(self._cookie_of(headers)):
+        elif not self._has_cookie(headers):
             why = "Open the address that `ibaml serve` printed, with its token."
             app = PlainTextResponse(why, 403, _CLOSE)
 
@@ -231,8 +230,8 @@ class _Guard:
             if message["type"] == "http.response.start":
                 added = [(k.lower().encode(), v.encode()) for k, v in _HEADERS.items()]
                 if scope["path"] == "/" and message["status"] == 200:
-                    cookie = f"{self._cookie}={self._token.decode()}; Path=/; HttpOnly; "
-                    added.append((b"set-cookie", (cookie + "SameSite=Strict").encode()))
+                    cookie = self._cookie + self._token + b"; Path=/; HttpOnly; SameSite=Strict"
+                    added.append((b"set-cookie", cookie))
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
@@ -252,15 +251,11 @@ class _Guard:
     def _is_token(self, given: bytes | None) -> bool:
         return given is not None and secrets.compare_digest(given, self._token)
 
-    def _cookie_of(self, headers: dict[bytes, list[bytes]]) -> bytes | None:
-        for value in headers.get(b"cookie", []):
-            try:
-                found = SimpleCookie(value.decode("latin-1")).get(self._cookie)
-            except CookieError:
-                continue
-            if found is not None:
-                return found.value.encode()
-        return None
+    def _has_cookie(self, headers: dict[bytes, list[bytes]]) -> bool:
+        """Cookies of other ports stand beside ours, in any form."""
+        each = [one.strip() for line in headers.get(b"cookie", []) for one in line.split(b";")]
+        own = [one[len(self._cookie) :] for one in each if one.startswith(self._cookie)]
+        return any(self._is_token(value) for value in own)
 
 
 def _token_of(query: bytes) -> bytes | None:
