@@ -67,7 +67,7 @@ class Decoder:
             self.close()
             why = "its decoder broke down"
             if late.is_set():
-                why = f"decoding it takes more than {untrusted.DECODING} seconds"
+                why = f"decoding it takes more than {untrusted.DECODING} seconds: save it smaller"
             raise ImageError(f"{name}: not a readable image ({why})") from error
         finally:
             timer.cancel()
