@@ -151,7 +151,7 @@ class Settings:
     solver: str | None = setting(
         None, "newton (converges in a few steps), descent (takes exactly K), natural, adam; "
         "of a head: dual (posterior full) or head (noise on outputs).", _METHOD, choices=SOLVERS,
-        shown="dual, head or newton for an implicit head, else descent",
+        shown="dual, head or newton for an implicit head, polyak for labels, else descent",
     )  # fmt: skip
     steps: int | None = setting(
         None, "K, steps of adaptation; of solver dual at most so many.", _METHOD, least=0,
@@ -159,7 +159,8 @@ class Settings:
     )  # fmt: skip
     inner_lr: float | None = setting(
         None, "α, the step size of adaptation (newton has none).", _METHOD, above=0,
-        shown="0.1 for a head, or if it reads at most 128 features, else 0.03; in regression "
+        shown="0.1 for a head, or if it reads at most 128 features, else 0.03; the longest step of "
+        "polyak 0.3, else 0.1 or (maml, abml, fomaml) 0.03; in regression "
         "0.1·σ²; adam 0.01",
     )  # fmt: skip
     learn_inner_lr: bool | None = setting(
