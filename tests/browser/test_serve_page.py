@@ -136,7 +136,7 @@ def test_the_full_page_looks_right(visit, full, look):
 # --- what it does ---------------------------------------------------------------------------------
 
 
-def test_drop_predict_add_remove_save_and_reload(visit, server, cache, tmp_path):
+def test_drop_predict_add_remove_save_and_reload(server, visit, cache, tmp_path):
     seen = visit(server.address)
     page = seen.page
     for kind in KINDS:
@@ -219,7 +219,7 @@ def test_drop_predict_add_remove_save_and_reload(visit, server, cache, tmp_path)
         assert "the last changes were not saved" in again.end()
 
 
-def test_folders_from_the_desktop_become_classes(visit, server, tmp_path):
+def test_folders_from_the_desktop_become_classes(server, visit, tmp_path):
     for kind in KINDS:
         folder = tmp_path / "shop" / kind
         folder.mkdir(parents=True)
@@ -228,6 +228,7 @@ def test_folders_from_the_desktop_become_classes(visit, server, tmp_path):
             (folder / one["name"]).write_bytes(one["buffer"])
     (tmp_path / "new.jpg").write_bytes(jpeg("disc", 40))
     page = visit(server.address).page
+    expect(page.locator("#start")).to_be_visible()
 
     def drag(path: Path, where: str) -> None:
         """A real drag, of what lies on the disk."""
@@ -249,8 +250,9 @@ def test_folders_from_the_desktop_become_classes(visit, server, tmp_path):
     assert page.url == f"http://127.0.0.1:{server.port}/"
 
 
-def test_everything_works_from_the_keyboard(visit, server):
+def test_everything_works_from_the_keyboard(server, visit):
     page = visit(server.address).page
+    page.on("filechooser", lambda chooser: None)  # from now on none is opened for real
 
     def tab_to(role: str, name: str) -> None:
         wanted = page.get_by_role(role, name=name, exact=True)
@@ -298,7 +300,7 @@ def test_everything_works_from_the_keyboard(visit, server):
 # --- what it withstands ---------------------------------------------------------------------------
 
 
-def test_hostile_uploads_are_refused_each_with_a_sentence_while_good_ones_are_served(visit, server):
+def test_hostile_uploads_are_refused_each_with_a_sentence_while_good_ones_are_served(server, visit):
     seen = visit(server.address)
     page = seen.page
     opened: list[str] = []
@@ -342,7 +344,7 @@ def test_hostile_uploads_are_refused_each_with_a_sentence_while_good_ones_are_se
     seen.check_accessible()
 
 
-def test_other_sites_in_the_same_browser_reach_nothing(visit, server):
+def test_other_sites_in_the_same_browser_reach_nothing(server, visit):
     seen = visit(server.address)
     page = seen.page
     add_class(page, "disc", files("disc", range(2)))
@@ -395,7 +397,7 @@ def test_other_sites_in_the_same_browser_reach_nothing(visit, server):
     assert card(page, "evil").count() == 0
 
 
-def test_when_the_server_is_gone_the_page_says_so(visit, server):
+def test_when_the_server_is_gone_the_page_says_so(server, visit):
     seen = visit(server.address)
     seen.expected.append("ERR_CONNECTION_REFUSED|Failed to load resource")
     add_class(seen.page, "disc", files("disc", range(1)))

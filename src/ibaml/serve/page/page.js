@@ -109,6 +109,7 @@ async function sendNext() {
   running -= 1;
   if (running || waiting.length) return;
   await refresh();
+  if (running) return; // more came meanwhile: they are counted together
   const read = total - failed;
   say(`${read} photographs read${failed ? `, ${failed} refused` : ""}.`);
   total = done = failed = 0;
