@@ -33,6 +33,7 @@ from ibaml.words import (
 __all__ = ["FIELDS", "Settings", "SettingsError", "read_toml"]
 
 _DATA, _NET, _METHOD = "Tasks", "Network", "Method: how a task is learned"
+_TENTH = "200; with other tasks as many as have 1600 tasks (regression 3200)"
 _OUTER, _RUN = "Meta-training: how the prior is learned", "Run"
 
 
@@ -238,7 +239,11 @@ class Settings:
 
     # --- meta-training
     iterations: int = setting(
-        2000, "Number of meta-iterations.", _OUTER, least=0, shown="2000; model discriminant 0"
+        2000,
+        "Number of meta-iterations.",
+        _OUTER,
+        least=0,
+        shown="for 16000 tasks (regression 32000), so 2000; model discriminant 0",
     )
     tasks: int = setting(
         8, "Tasks per meta-iteration, over all processes.", _OUTER, least=1,
@@ -290,11 +295,17 @@ class Settings:
         choices=PRECISIONS,
     )  # fmt: skip
     capture: bool = setting(True, "Record meta-steps as CUDA graphs (GPU).", _RUN)
-    val_every: int = setting(200, "Validate every so many iterations; 0: never.", _RUN, least=0)
+    val_every: int = setting(
+        200, "Validate every so many iterations; 0: never.", _RUN, least=0, shown=_TENTH
+    )
     val_tasks: int = setting(100, "Number of validation tasks.", _RUN, least=1)
-    checkpoint_every: int = setting(200, "Save every so many iterations.", _RUN, least=1)
+    checkpoint_every: int = setting(
+        200, "Save every so many iterations.", _RUN, least=1, shown=_TENTH
+    )
     keep: int = setting(3, "Checkpoints to keep, besides the best.", _RUN, least=1)
-    log_every: int = setting(20, "Log every so many iterations.", _RUN, least=1)
+    log_every: int = setting(
+        20, "Log every so many iterations.", _RUN, least=1, shown="20; with other tasks likewise"
+    )
     tensorboard: bool = setting(True, "Write TensorBoard files.", _RUN)
     patience: int = setting(
         20, "Stop after this many faulty iterations in a row (diverged tasks, gradients that are "
