@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ibaml._version import __version__
-from ibaml.cli import bench, embed, evaluate, predict, reproduce, train
+from ibaml.cli import bench, embed, evaluate, predict, report, reproduce, train
 from ibaml.cli.data import app as data
 from ibaml.cli.screen import LiveView, console, errors_as_sentences, say
 
@@ -30,6 +30,7 @@ train.command(app)
 embed.command(app)
 predict.commands(app)
 evaluate.commands(app)
+report.command(app)
 bench.commands(app)
 reproduce.command(app)
 

@@ -1,0 +1,235 @@
+"""Which tasks are easy and which are hard, and what does the learner answer in them?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ibaml.assessment import Protocol
+from ibaml.evaluation import ClassScores, RegressionScores, Scores
+from ibaml.extras import missing
+from ibaml.learner import MetaLearner
+from ibaml.pages.blocks import Block, Episode, Figure, Key, Table, Text, Tile
+from ibaml.pages.pictures import picture
+from ibaml.pages.words import metric_name, number, value
+from ibaml.posterior import Posteriors
+from ibaml.report.charts import fit_chart
+from ibaml.report.inline import inline_svg
+from ibaml.tasks import EpisodeTasks, TaskBatch, TaskSource
+from ibaml.words import NormStats
+
+HARDEST, CLASSES, SHOWN = 10, 12, 4  # rows of the tables, queries of each class in a picture
+_GRID = 200
+
+
+def hardness(scores: Scores) -> np.ndarray:
+    """A number for each task, larger where it is harder, (T,)."""
+    if isinstance(scores, ClassScores):
+        means = scores.means()
+        return np.asarray(-means["accuracy"] + 1e-3 * means["nll"])  # nll decides between equals
+    return np.asarray(scores.mse)
+
+
+def chosen(scores: Scores, hard: int = 2) -> list[tuple[int, str]]:
+    """The keys of tasks to show, each with why: the middle one and the hardest."""
+    order = np.argsort(hardness(scores), kind="stable")
+    middle = int(order[len(order) // 2])
+    found = [(scores.keys[middle], "A task of middling difficulty")]
+    for place, at in enumerate(order[::-1]):
+        if len(found) > hard:
+            break
+        if at != middle:
+            words = "The hardest task" if not place else "Another hard task"
+            found.append((scores.keys[int(at)], words))
+    return found
+
+
+def hardest_table(
+    all_scores: Sequence[Scores], names: Sequence[str], source: TaskSource | None, split: str,
+    target: str | None,
+) -> Table:  # fmt: skip
+    """The hardest tasks, on average over learners that were judged on the same ones."""
+    first = all_scores[0]
+    hard = np.mean([hardness(one) for one in all_scores], axis=0)
+    metric = "accuracy" if isinstance(first, ClassScores) else "rmse"
+    labels, rows = [], []
+    for at in np.argsort(-hard, kind="stable").tolist():
+        label = _label(first, at, source, split)
+        if label in labels:  # another draw of the same group
+            continue
+        labels.append(label)
+        figures = [value(metric, _figure(one, at)) for one in all_scores]
+        rows.append((f"task {first.keys[at]}", label, *figures))
+        if len(rows) == HARDEST:
+            break
+    heads = names if len(all_scores) > 1 else [metric_name(metric, target)]
+    what = "classes" if isinstance(first, ClassScores) else "task"
+    return Table(
+        "The hardest tasks", ("", what, *heads), rows, words=frozenset({1}),
+        folded=True,
+    )  # fmt: skip
+
+
+def _figure(scores: Scores, at: int) -> float:
+    if isinstance(scores, ClassScores):
+        return float(scores.correct[at].mean())
+    return float(scores.mse[at]) ** 0.5
+
+
+def _label(scores: Scores, at: int, source: TaskSource | None, split: str) -> str:
+    if scores.groups is not None:
+        return scores.groups[at]
+    if isinstance(source, EpisodeTasks):
+        return ", ".join(class_names(source, split, scores.keys[at]))
+    return str(scores.keys[at])
+
+
+def class_names(source: EpisodeTasks, split: str, key: int) -> list[str]:
+    """The classes of an episode, in the order of its labels."""
+    rows, _ = source.episodes(split).draw(key)
+    return [source.data.classes[source.data.labels[row[0]]] for row in rows]
+
+
+def hardest_classes(scores: ClassScores, source: EpisodeTasks, split: str) -> Table | None:
+    """How often queries of each class are right, over all tasks the class is in."""
+    rows, _ = source.episodes(split).draws(scores.keys)
+    index = source.data.labels[rows[..., 0]]  # (T, ways)
+    tasks, ways = index.shape
+    if scores.correct.shape[1] % ways:
+        return None
+    right = scores.correct.reshape(tasks, ways, -1).mean(-1)
+    classes = np.unique(index)
+    means = np.array([right[index == c].mean() for c in classes])
+    order = np.argsort(means, kind="stable")[:CLASSES]
+    return Table(
+        "The hardest classes", ("class", "in so many tasks", "right"),
+        [(source.data.classes[classes[i]], f"{int((index == classes[i]).sum()):,}",
+          value("accuracy", float(means[i]))) for i in order.tolist()],
+        folded=True,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def shown(
+    learner: MetaLearner, source: TaskSource, protocol: Protocol, scores: Scores, name: str
+) -> list[Block]:
+    """A middling and the hardest tasks with the learner's answers: pictures, a table of what was
+    taken for what, or a curve."""
+    blocks: list[Block] = []
+    for place, (key, why) in enumerate(chosen(scores)):
+        batch = source.batches(protocol.split, [key])[0]
+        norm_stats = cast(NormStats | None, protocol.norm_stats)
+        posteriors = learner.adapt_all(batch, norm_stats=norm_stats)
+        group = "" if scores.groups is None else f", {scores.groups[scores.keys.index(key)]}"
+        title = f"{why} (task {key}{group})"
+        if isinstance(scores, RegressionScores):
+            blocks.append(_fit(posteriors, batch, title, f"{name}-fit-{place}"))
+            continue
+        assert isinstance(source, EpisodeTasks)
+        answers = posteriors.predict_proba(batch.query_x, protocol.samples)[0].cpu()
+        names = class_names(source, protocol.split, key)
+        if source.data.is_image:
+            blocks.append(_episode(source, protocol.split, key, names, answers, title))
+        else:
+            blocks.append(_confusion(names, answers, title))
+    return blocks
+
+
+def _episode(
+    source: EpisodeTasks, split: str, key: int, names: Sequence[str], answers: Tensor, title: str
+) -> Episode:
+    episodes = source.episodes(split)
+    plain = replace(episodes, normalize=False, device="cpu").batch([key])
+    support = plain.support_x[0].unflatten(0, (episodes.ways, -1))
+    query = plain.query_x[0].unflatten(0, (episodes.ways, -1))
+    by_class = answers.unflatten(0, (episodes.ways, -1))
+    best = by_class.argmax(-1)
+    right = int((best == torch.arange(episodes.ways)[:, None]).sum())
+    classes = []
+    for w, name in enumerate(names):
+        examples = [
+            Tile(picture(support[w, i], f"example of {name}")) for i in range(min(SHOWN, episodes.shots))
+        ]  # fmt: skip
+        queries = []
+        for i in range(min(SHOWN, episodes.queries)):
+            said, sure = names[int(best[w, i])], float(by_class[w, i].max())
+            is_right = int(best[w, i]) == w
+            alt = f"query of {name}, {'rightly' if is_right else 'wrongly'} named {said}"
+            text = f"{100 * sure:.0f} %" if is_right else f"{said} {100 * sure:.0f} %"
+            queries.append(Tile(picture(query[w, i], alt), text, is_right))
+        classes.append((name, examples, queries))
+    total = best.numel()
+    summary = f"{right} of {total} queries right"
+    if episodes.queries > SHOWN:
+        summary += f"; {SHOWN} of {episodes.queries} of each class are shown"
+    return Episode(title, summary + ".", classes)
+
+
+def _confusion(names: Sequence[str], answers: Tensor, title: str) -> Table:
+    """How many queries of each class were named which class."""
+    ways = len(names)
+    best = answers.argmax(-1).unflatten(0, (ways, -1))
+    counts = [best[w].bincount(minlength=answers.shape[-1]).tolist() for w in range(ways)]
+    rows = [
+        (f"{w + 1}: {name}", *(str(n) if n else "·" for n in counts[w][:ways]))
+        for w, name in enumerate(names)
+    ]
+    head = ("queries of …", *(f"named {w + 1}" for w in range(ways)))
+    return Table(title, head, rows)
+
+
+def _fit(posteriors: Posteriors, batch: TaskBatch, title: str, name: str) -> Block:
+    x, y = batch.support_x[0].cpu(), batch.support_y[0].cpu()
+    queries, truth = batch.query_x[0].cpu(), batch.query_y[0].cpu()
+    if x[0].numel() != 1:
+        return _against(posteriors, batch, title)
+    ends = torch.cat([x, queries]).flatten()
+    grid = torch.linspace(float(ends.min()), float(ends.max()), _GRID, dtype=x.dtype)
+    shaped = grid.view(1, _GRID, *x.shape[1:]).to(batch.query_x.device)
+    mean, variance = (part[0].flatten().cpu().numpy() for part in posteriors.predict(shaped))
+    deviation = np.sqrt(variance)
+    at_queries = [part[0].flatten().cpu().numpy() for part in posteriors.predict(batch.query_x)]
+    svg = None
+    if missing("matplotlib") is None:
+        chart = fit_chart(
+            grid.numpy(), mean, deviation, (x.flatten().numpy(), y.flatten().numpy()),
+            (queries.flatten().numpy(), truth.flatten().numpy()),
+        )  # fmt: skip
+        svg = inline_svg(chart, name, title)
+    order = queries.flatten().argsort()
+    picked = order[:: max(1, len(order) // 12)].tolist()
+    rows = [
+        (number(float(queries.flatten()[i])), number(float(truth.flatten()[i])),
+         number(float(at_queries[0][i])), number(float(at_queries[1][i] ** 0.5)))
+        for i in picked
+    ]  # fmt: skip
+    return Figure(
+        title, svg,
+        "Red: the examples it learned from. Gray: the truth it was not shown. Line and band: its "
+        "prediction with two standard deviations.",
+        Table("Some of the queries", ("input", "truth", "prediction", "its deviation"), rows,
+              folded=True),
+        legend=(Key("red", "dot", "examples"), Key("gray", "dot", "truth, not shown to it"),
+                Key("blue", "-", "prediction ± 2 deviations")),
+    )  # fmt: skip
+
+
+def _against(posteriors: Posteriors, batch: TaskBatch, title: str) -> Block:
+    """Truth and prediction of some queries, where there are several inputs."""
+    mean, variance = (part[0].flatten().cpu() for part in posteriors.predict(batch.query_x))
+    truth = batch.query_y[0].flatten().cpu()
+    rows: list[tuple[Any, ...]] = [
+        (f"query {i + 1}", number(float(truth[i])), number(float(mean[i])),
+         number(float(variance[i]) ** 0.5))
+        for i in range(min(12, len(truth)))
+    ]  # fmt: skip
+    return Table(title, ("", "truth", "prediction", "its deviation"), rows)
+
+
+def nothing_to_show() -> Text:
+    return Text("The tasks themselves are not at hand, so that none is shown.", "quiet")
