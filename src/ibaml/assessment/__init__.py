@@ -2,8 +2,8 @@
 
 `protocol` says how it is judged, `tasks` on which tasks, `judge` does it, `files` and `pictures`
 save the results, `stored` reads them again, `comparison` puts several runs side by side, `heads`
-puts simple heads beside them (`simple_heads` has these). The parts are loaded when they are used: the protocol and
-`heads_options`, which the command line shows, need no torch.
+puts simple heads beside them (`simple_heads` has these). The parts are loaded when they are used:
+the protocol and `heads_options`, which the command line shows, need no torch.
 """
 
 from typing import TYPE_CHECKING

@@ -11,7 +11,7 @@ from ibaml.cli.data import decoding
 from ibaml.cli.evaluate import counting, short_names
 from ibaml.cli.screen import errors_as_sentences, say, say_if_without_pictures
 
-_HELP = """Write a page about runs, a classifier or a reproduction: one HTML file to look at or share.
+_HELP = """Write a page about runs, a classifier or a reproduction: one HTML file.
 
     RUN is a run folder (several are put side by side), a classifier that
     `ibaml predict --save` wrote, or a folder of `ibaml reproduce`. The file holds
@@ -26,7 +26,7 @@ _HELP = """Write a page about runs, a classifier or a reproduction: one HTML fil
 
     ibaml report runs/ibaml runs/maml --out compare.html
 
-    ibaml report shop.ibaml
+    ibaml report shop.ibaml --pictures products/
 
     ibaml report runs/paper"""
 
@@ -45,6 +45,9 @@ def _report(
     tasks: Annotated[
         int, typer.Option(min=1, help="Validation tasks, for runs that were not evaluated.")
     ] = 200,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Folder of a classifier's examples, to show them.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     with errors_as_sentences():
@@ -55,7 +58,7 @@ def _report(
         say_if_without_pictures()
         with decoding() as on_decoded, counting(tasks) as count:
             page = report(
-                short_names(run), out, tasks=tasks, device=device, on_task=count,
-                progress=on_decoded,
+                short_names(run), out, tasks=tasks, device=device, pictures=pictures,
+                on_task=count, progress=on_decoded,
             )  # fmt: skip
     say(page)

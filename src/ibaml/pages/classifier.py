@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,28 @@ import torch
 from ibaml.answers import Classifier, Head
 from ibaml.answers.promises import ERRORS
 from ibaml.heads.plda import class_means
-from ibaml.pages.blocks import Block, Card, Cards, Commands, Page, Section, Table, Text
+from ibaml.pages.blocks import (
+    Block,
+    Card,
+    Cards,
+    Commands,
+    Episode,
+    Page,
+    Section,
+    Table,
+    Text,
+    Tile,
+)
+from ibaml.pages.pictures import TILE, picture
 from ibaml.pages.prior import spectrum
 from ibaml.pages.words import count, number
+from ibaml.tasks.errors import DataError
+from ibaml.tasks.images import decode
+from ibaml.tasks.tree import Tree
 
 _MOST = 400  # examples that are answered by the others; of more, evenly spaced ones
 _PAIRS = 12  # of classes that are alike
+_SHOWN = 6  # pictures of a class
 
 
 @dataclass(frozen=True)
@@ -31,8 +47,12 @@ class Check:
     familiar: float  # the share of known queries that look less familiar; NaN if unknown
 
 
-def classifier_page(path: Path) -> Page:
-    """The page of a file that `ibaml predict --save` wrote."""
+def classifier_page(path: Path, pictures: Path | None = None) -> Page:
+    """The page of a file that `ibaml predict --save` wrote.
+
+    Args:
+        pictures: the folder of its examples, to show them; the file itself holds no pictures.
+    """
     shop = Classifier.load(path)
     checks = answered_by_the_others(shop)
     counts = [shop.labels.count(c) for c in shop.classes]
@@ -42,8 +62,9 @@ def classifier_page(path: Path) -> Page:
         f"{'example' if each == '1' else 'examples'} of each, and says when something looks like "
         "none of them."
     )
+    shown = [] if pictures is None else [_gallery(shop, checks, pictures)]
     sections = [
-        Section("Classes and examples", _examples(shop, checks)),
+        Section("Classes and examples", [*_examples(shop, checks), *shown]),
         Section("Examples to look at", _doubtful(shop, checks)),
         Section("When to trust an answer", _trust(shop)),
         Section("Classes that are alike", _alike(shop)),
@@ -110,6 +131,38 @@ def _examples(shop: Classifier, checks: Sequence[Check]) -> list[Block]:
     return blocks
 
 
+def _gallery(shop: Classifier, checks: Sequence[Check], folder: Path) -> Episode:
+    """The examples of each class as pictures, those first that the others answer otherwise."""
+    tree = Tree.open(folder.expanduser())
+    there, said = set(tree.names), {check.row: check for check in checks}
+    classes: list[tuple[str, list[Tile], list[Tile]]] = []
+    found = 0
+    with tree.reading() as read:
+        for name in shop.classes:
+            rows = [i for i, c in enumerate(shop.labels) if c == name and shop.files[i] in there]
+            rows.sort(key=lambda i: i not in said or said[i].said == name)
+            found += len(rows)
+            tiles = [_tile(read, shop.files[i], name, said.get(i)) for i in rows[:_SHOWN]]
+            classes.append((name, [], tiles))
+    if not found:
+        raise DataError(
+            f"--pictures {folder} holds none of the examples of the classifier (such as "
+            f"{shop.files[0]!r}): give the folder that `ibaml predict` learned from"
+        )
+    text = f"Up to {_SHOWN} of each class; below each what the others say of it."
+    return Episode("The examples", text, classes)
+
+
+def _tile(read: Callable[[str], bytes], file: str, name: str, check: Check | None) -> Tile:
+    pixels = torch.from_numpy(decode(read(file), file, TILE)) / 255
+    if check is None:
+        return Tile(picture(pixels, f"example of {name}: {file}"))
+    right = check.said == name
+    alt = f"example of {name}: {file}; the others say {check.said}"
+    text = f"{100 * check.probability:.0f} %"
+    return Tile(picture(pixels, alt), text if right else f"{check.said} {text}", right)
+
+
 def _doubtful(shop: Classifier, checks: Sequence[Check]) -> list[Block]:
     """Examples that the others would name otherwise, or find unfamiliar."""
     wrong = [c for c in checks if c.said != shop.labels[c.row]]
@@ -140,7 +193,8 @@ def _trust(shop: Classifier) -> list[Block]:
     rows = []
     for error in ERRORS:
         least = head.promises.sure(error, head.classes, shots)
-        rows.append((f"{100 * error:.0f} %", f"{100 * least:.1f} %" if least <= 1 else "never"))
+        said = "never" if least > 1 else f"{100 * least:.1f} %" if least > 0 else "any"
+        rows.append((f"{100 * error:.0f} %", said))
     text = (
         f"Measured on tasks of {count(head.classes, 'class', 'classes')} with "
         f"{shots:.0f} or so examples each, whose classes the prior had never seen: answers with "
@@ -150,8 +204,8 @@ def _trust(shop: Classifier) -> list[Block]:
     table = Table("From which confidence on an answer is sure", ("wrong at most", "confidence"),
                   rows)  # fmt: skip
     unknown = (
-        "A query that is less familiar than 95 % of the known ones is called unknown, so that about "
-        "1 in 20 good queries is called so too (--false-alarms)."
+        "A query that is less familiar than 95 % of the known ones is called unknown, so that "
+        "about 1 in 20 good queries is called so too (--false-alarms)."
     )
     return [Text(text), table, Text(unknown)]
 
@@ -212,7 +266,7 @@ def _commands(path: Path) -> list[Block]:
         Commands(
             [
                 ("answer new ones", f"ibaml predict {file} new/ --out answers"),
-                ("and say which to label next", f"ibaml predict {file} new/ --out answers --suggest 5"),
+                ("say which to label next", f"ibaml predict {file} new/ --out next --suggest 5"),
                 ("add examples", f"ibaml add {file} more/"),
                 ("remove one", f"ibaml remove {file} --file CLASS/FILE"),
                 ("this page", f"ibaml report {file}"),

@@ -1,4 +1,4 @@
-"""What is known of a run? Its settings, log, weights, verdict and scores, as far as they are there."""
+"""What is known of a run? Its settings, log, weights, verdict and scores, as far as they are."""
 
 from __future__ import annotations
 

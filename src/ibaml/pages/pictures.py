@@ -1,4 +1,4 @@
-"""How does a picture become part of a page? As an address that holds it, so that nothing is fetched.
+"""How does a picture become part of a page? As an address that holds it: nothing is fetched.
 
 Pixels are written anew: what else a file held does not come along.
 """
@@ -16,7 +16,7 @@ from ibaml.extras import need
 from ibaml.pages.blocks import Picture
 from ibaml.tasks.errors import DataError
 
-_TILE = 96  # pixels of an example; larger ones are made smaller
+TILE = 96  # pixels of an example; larger ones are made smaller
 _FIGURE = 1600  # width of a study's picture
 
 
@@ -27,7 +27,7 @@ def picture(pixels: Tensor, alt: str) -> Picture:
 
     array = (pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     image = Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
-    image.thumbnail((_TILE, _TILE))
+    image.thumbnail((TILE, TILE))
     content = io.BytesIO()
     if image.mode == "L":
         image.save(content, "PNG", optimize=True)

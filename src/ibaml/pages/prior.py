@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from ibaml.energy import Categorical
-from ibaml.extras import missing
 from ibaml.learner import MetaLearner
 from ibaml.nn import Discriminant
 from ibaml.pages.blocks import Block, Figure, Table, Text
+from ibaml.pages.drawing import drawn
 from ibaml.pages.words import number
 from ibaml.report.charts import ranges_chart, spectrum_chart
-from ibaml.report.inline import inline_svg
+
+_ROWS = 12  # of layers; a table of more is folded
 
 
 def prior_blocks(
@@ -39,6 +40,7 @@ def prior_blocks(
          "prior’s deviation exp(ρ/2): middle (lowest to highest)"),
         [row for row, _ in layers],
         words=frozenset({1, 2}),
+        folded=len(layers) > _ROWS,
     )  # fmt: skip
     ranges = [found for _, found in layers if found is not None]
     if ranges:
@@ -46,8 +48,8 @@ def prior_blocks(
         blocks.append(
             Figure(
                 "Log-variance ρ of the adapted layers",
-                None if missing("matplotlib") else inline_svg(
-                    ranges_chart(ranges, "log-variance ρ", log_var),
+                drawn(
+                    lambda: ranges_chart(ranges, "log-variance ρ", log_var),
                     f"{name}-widths", "Log-variance of the prior in each adapted layer",
                 ),
                 "A small ρ says that a task hardly moves these weights; the dashed line is where "
@@ -75,8 +77,8 @@ def spectrum(between: object, name: str) -> Figure:
     picked = sorted({0, 1, 3, 9, 31, 99, len(values) - 1} & set(range(len(values))))
     return Figure(
         "How far classes lie apart in each direction",
-        None if missing("matplotlib") else inline_svg(
-            spectrum_chart(values), f"{name}-spectrum",
+        drawn(
+            lambda: spectrum_chart(values), f"{name}-spectrum",
             "Variance of class means along each direction, falling",
         ),
         "In the first directions classes differ most from each other, so that an example says most "
@@ -108,19 +110,20 @@ def _numbers(learner: MetaLearner) -> list[tuple[str, str, str]]:
     likelihood = learner.likelihood
     if isinstance(likelihood, Categorical):
         t = likelihood.temperature
-        effect = "as adaptation leaves them" if abs(t - 1) < 0.005 else (
-            "surer than adaptation leaves them" if t > 1 else "less sure than adaptation leaves them"
-        )  # fmt: skip
-        rows.append(("temperature t", number(t), f"answers are softmax(t·z): {effect}"))
+        effect = "as sure as" if abs(t - 1) < 0.005 else "surer than" if t > 1 else "less sure than"
+        text = f"answers are softmax(t·z), {effect} adaptation leaves them"
+        rows.append(("temperature t", number(t), text))
     variance = likelihood.noise_variance()
     if variance is not None and variance.numel() == 1:
         text = "deviation of an observation from the truth, in the units the network sees"
-        rows.append(("noise σ", number(math.sqrt(float(variance))), text))
+        rows.append(("noise σ", number(math.sqrt(float(variance.detach()))), text))
     if learner.log_beta is not None:
         text = "weight of the prior against one example"
-        rows.append(("β", number(math.exp(float(learner.log_beta))), text))
+        rows.append(("β", number(math.exp(float(learner.log_beta.detach()))), text))
     for name, rate in learner.log_lr.items():
-        rows.append((f"step size of {name}", number(math.exp(float(rate))), "of adaptation, α"))
+        rows.append(
+            (f"step size of {name}", number(math.exp(float(rate.detach()))), "of adaptation, α")
+        )
     return rows
 
 
@@ -133,8 +136,10 @@ def _layers(
         prior = learner.meta_parameters().prior
         names = list(learner.belief.prior_parameters({}, 0.0)) if len(prior) > 1 else []
         means = learner.layout.split(prior[0])
-        widths = learner.layout.split(prior[1 + names.index("log_var")]) if "log_var" in names else {}
-        found = []
+        widths = (
+            learner.layout.split(prior[1 + names.index("log_var")]) if "log_var" in names else {}
+        )
+        found: list[tuple[tuple[str, ...], tuple[float, float, float] | None]] = []
         for name, weight in learner.weights().items():
             role = next(r for r in ("adapted", "shared", "frozen")
                         if name in getattr(learner.roles, r))  # fmt: skip

@@ -36,7 +36,9 @@ def reproduction_page(root: Path) -> Page:
     if not folders:
         raise DataError(f"{root} holds no results: run `ibaml reproduce` first")
     results = [(folder, _read(folder / RESULT)) for folder in folders]
-    agrees, differs = (sum(len(_texts(r, key)) for _, r in results) for key in ("agrees", "differs"))
+    agrees, differs = (
+        sum(len(_texts(r, key)) for _, r in results) for key in ("agrees", "differs")
+    )
     lead = (
         f"{agrees} findings agree with the paper, {differs} do not. Each picture is drawn from "
         "numbers that lie beside it as CSV."

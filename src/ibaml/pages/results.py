@@ -8,8 +8,8 @@ import numpy as np
 
 from ibaml.assessment import Stored, differences
 from ibaml.evaluation import ClassScores, Interval, RegressionScores, Scores, reliability
-from ibaml.extras import missing
 from ibaml.pages.blocks import Block, Card, Cards, Figure, Key, Side, Table, Text
+from ibaml.pages.drawing import drawn
 from ibaml.pages.opened import Opened, incomparable
 from ibaml.pages.words import METHODS, METRICS, count, metric_name, span, value, with_interval
 from ibaml.report.charts import (
@@ -19,7 +19,6 @@ from ibaml.report.charts import (
     spread_chart,
 )
 from ibaml.report.figure import line_names
-from ibaml.report.inline import inline_svg
 
 _SHARES = (1.0, 0.95, 0.9, 0.8, 0.5)  # of the queries that are answered, in a table
 
@@ -61,6 +60,24 @@ def lead(one: Opened) -> str:
     )
 
 
+def leads(opened: Sequence[Opened]) -> str:
+    """Which of several runs is ahead, in a sentence."""
+    if incomparable(opened) is not None:
+        return ""
+    scores = {one.name: main_scores(one.judged) for one in opened if one.judged is not None}
+    summaries = {name: one.summary() for name, one in scores.items()}
+    metric = "accuracy" if "accuracy" in next(iter(summaries.values())) else "rmse"
+    better = -1 if metric == "accuracy" else 1
+    best, second, *_ = sorted(summaries, key=lambda name: better * summaries[name][metric].value)
+    gap = differences({second: scores[second], best: scores[best]})[best][metric]
+    assert opened[0].judged is not None
+    said = metric_name(metric, opened[0].judged.target)
+    ahead = f"{best} is ahead with {value(metric, summaries[best][metric].value)} ({said})"
+    if gap.low <= 0 <= gap.high:
+        return f"{ahead}, but not so far that the choice of tasks could not explain it."
+    return f"{ahead}; its difference from {second} is {with_interval(metric, gap, '+')}."
+
+
 def results(opened: Sequence[Opened]) -> list[Block]:
     """Cards for a single run, the table of figures, paired differences."""
     blocks: list[Block] = [Text(p, "warn") for one in opened for p in _named(one, opened)]
@@ -84,8 +101,8 @@ def results(opened: Sequence[Opened]) -> list[Block]:
     metrics = list(main_scores(first).summary())
     for one, stored in judged:
         for protocol, scores in stored.scores.items():
-            label = one.name if len(opened) > 1 else tasks_of(stored)
-            label = f"{label}, {protocol}" if protocol else label
+            words = [one.name] if len(opened) > 1 else []
+            label = ", ".join([*words, *([protocol] if protocol else [])]) or tasks_of(stored)
             summary = scores.summary()
             cells = (with_interval(m, summary[m]) if m in summary else "–" for m in metrics)
             rows.append((label, *cells))
@@ -137,8 +154,8 @@ def _differences(opened: Sequence[Opened]) -> list[Block]:
     picked = [d[main] for d in found.values()]
     figure = Figure(
         f"Difference in {metric_name(main, target)} from {first.name}",
-        None if missing("matplotlib") else inline_svg(
-            intervals_chart(picked, f"difference in {METRICS[main].name}", main == "accuracy"),
+        drawn(
+            lambda: intervals_chart(picked, METRICS[main].name, main == "accuracy"),
             "differences", f"Difference in {METRICS[main].name} from the first run",
         ),
         "A line that does not cross 0 is a difference that the choice of tasks does not explain.",
@@ -214,8 +231,8 @@ def _reliability(scores: ClassScores, name: str, at: str) -> Figure:
     title = f"Reliability{f' of {name}' if name else ''}"
     return Figure(
         title,
-        None if missing("matplotlib") else inline_svg(
-            reliability_chart(scores), at, "Accuracy against confidence in bins"
+        drawn(
+            lambda: reliability_chart(scores), at, "Accuracy against confidence in bins"
         ),
         "The bars are how often answers of a confidence were right. Where they end below the "
         "dashed line, it was too sure (red); above it, it was surer to be right than it said "
@@ -238,8 +255,8 @@ def _coverage(found: Mapping[str, ClassScores]) -> Figure:
     heads = list(found) if len(found) > 1 else ["right"]
     return Figure(
         "Accuracy when the least sure are left out",
-        None if missing("matplotlib") else inline_svg(
-            coverage_chart(list(found.values())), "coverage",
+        drawn(
+            lambda: coverage_chart(list(found.values())), "coverage",
             "Accuracy of the answers against the share of queries that are answered",
         ),
         "To the left fewer queries are answered, the surest ones. A line that falls to the right "
@@ -253,7 +270,9 @@ def _intervals_hold(opened: Sequence[Opened]) -> list[Block]:
     """Regression: do 95 % intervals hold 95 %?"""
     rows, lines = [], []
     for one in opened:
-        if one.judged is None or not isinstance(scores := main_scores(one.judged), RegressionScores):
+        if one.judged is None or not isinstance(
+            scores := main_scores(one.judged), RegressionScores
+        ):
             continue
         inside = scores.summary()["coverage"]
         rows.append((one.name, with_interval("coverage", inside)))
@@ -284,11 +303,11 @@ def spread(opened: Sequence[Opened]) -> Figure | None:
     name = metric_name(metric, target)
     return Figure(
         f"{name[0].upper()}{name[1:]} over tasks",
-        None if missing("matplotlib") else inline_svg(
-            spread_chart(values, f"{METRICS[metric].name} of a task", metric == "accuracy"),
+        drawn(
+            lambda: spread_chart(values, f"{METRICS[metric].name} of a task", metric == "accuracy"),
             "spread", f"Histogram of {METRICS[metric].name} over tasks",
         ),
-        "Tasks differ: what one new task will be like is this spread, not the interval of the mean.",
+        "Tasks differ: one new task will be like one of these; the interval is of the mean alone.",
         Table(f"{name} of a task", ("", "lowest", "10 % below", "middle", "90 % below", "highest"),
               rows, folded=True),
         legend=keys(list(found)) if len(found) > 1 else (),

@@ -6,19 +6,28 @@ import shlex
 from collections.abc import Sequence
 
 from ibaml.evaluation import ClassScores
-from ibaml.pages.blocks import Block, Folded, Page, Section, Side, Text
+from ibaml.pages.blocks import Block, Folded, Page, Section, Side, Table, Text
+from ibaml.pages.doctor import doctors
+from ibaml.pages.learning import learning
 from ibaml.pages.opened import Opened, incomparable
 from ibaml.pages.prior import prior_blocks
-from ibaml.pages.results import confidence, lead, main_scores, results, spread
-from ibaml.pages.settings import commands, configuration, doctors, learning
+from ibaml.pages.results import confidence, lead, leads, main_scores, results, spread
+from ibaml.pages.settings import commands, configuration
 from ibaml.pages.tasks import hardest_classes, hardest_table, nothing_to_show, shown
 from ibaml.tasks import EpisodeTasks
+from ibaml.tasks.errors import DataError
 from ibaml.training.build import build_network
 
 
 def runs_page(opened: Sequence[Opened]) -> Page:
     """The page of these runs."""
     several = len(opened) > 1
+    if len({one.run.settings.regression for one in opened}) > 1:
+        kinds = ", ".join(
+            f"{one.name} {'regression' if one.run.settings.regression else 'classes'}"
+            for one in opened
+        )
+        raise DataError(f"the runs are of two kinds ({kinds}): each kind needs a page of its own")
     words = " ".join(shlex.quote(str(one.run.path)) for one in opened)
     sections = [
         Section("Results", results(opened)),
@@ -33,42 +42,39 @@ def runs_page(opened: Sequence[Opened]) -> Page:
     if several:
         names = [one.name for one in opened]
         title = f"{', '.join(names[:-1])} and {names[-1]}"
-        return Page(title, f"{len(opened)} training runs side by side", "", sections)
+        return Page(title, f"{len(opened)} training runs side by side", leads(opened), sections)
     return Page(opened[0].name, "A training run", lead(opened[0]), sections)
 
 
 def _tasks(opened: Sequence[Opened]) -> list[Block]:
+    """How tasks differ, the hardest ones and classes, and answers in some."""
     judged = [(one, one.judged) for one in opened if one.judged is not None]
     if not judged:
         return [nothing_to_show()]
-    blocks: list[Block] = []
-    spread_figure = spread(opened)
-    if spread_figure is not None:
-        blocks.append(spread_figure)
-    same = incomparable(opened) is None if len(opened) > 1 else True
-    groups = [judged] if same else [[pair] for pair in judged]
-    for group in groups:
+    beside: list[Block] = [] if (histogram := spread(opened)) is None else [histogram]
+    tables: list[Table] = []
+    same = len(opened) == 1 or incomparable(opened) is None
+    for group in [judged] if same else [[pair] for pair in judged]:
         one, stored = group[0]
         scores = [main_scores(s) for _, s in group]
-        names = [o.name for o, _ in group]
-        split = stored.protocol.split
-        if not same:
-            blocks.append(Text(f"{one.name}:"))
+        split, named = stored.protocol.split, "" if same else f" ({one.name})"
         if isinstance(one.source, EpisodeTasks) and isinstance(scores[0], ClassScores):
-            worst = hardest_classes(scores[0], one.source, split)
-            if worst is not None and len(group) == 1:
-                blocks.append(worst)
-        blocks.append(hardest_table(scores, names, one.source, split, stored.target))
+            beside += hardest_classes(scores, [o.name for o, _ in group], one.source, split, named)
+        tables.append(
+            hardest_table(
+                scores, [o.name for o, _ in group], one.source, split, stored.target, named
+            )
+        )
+    narrow = len(tables[0].head) <= len(judged) + 1  # without names of classes
+    blocks: list[Block] = [Side([*beside, *tables])] if narrow else [Side(beside), *tables]
     for at, (one, stored) in enumerate(judged):
         if one.learner is None or one.source is None:
             continue
         tasks = shown(one.learner, one.source, stored.protocol, main_scores(stored), f"run-{at}")
         if len(opened) > 1:
             blocks.append(Folded(f"Tasks as {one.name} answers them", tasks))
-        elif all(block.kind == "figure" for block in tasks):
-            blocks.append(Side(tasks))
         else:
-            blocks += tasks
+            blocks += [Side(tasks)] if tasks[0].kind != "episode" else tasks
     if all(one.source is None for one in opened):
         blocks.append(nothing_to_show())
     return blocks

@@ -24,6 +24,7 @@ def report(
     *,
     tasks: int = TASKS,
     device: str = "auto",
+    pictures: Path | None = None,
     on_task: OnTask | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -34,17 +35,20 @@ def report(
         named: the paths, by what the page calls them.
         out: the file; None is report.html in the (first) folder, or NAME.html beside a classifier.
         tasks: validation tasks to judge on, if a run was not evaluated.
+        pictures: the folder of a classifier's examples, to show them.
     """
     place = _checked_out(list(named.values()), out)
-    return write_page(_page(named, tasks, device, on_task, progress), place)
+    return write_page(_page(named, tasks, device, pictures, on_task, progress), place)
 
 
 def _page(
-    named: Mapping[str, Path], tasks: int, device: str, on_task: OnTask | None,
-    progress: Progress | None,
+    named: Mapping[str, Path], tasks: int, device: str, pictures: Path | None,
+    on_task: OnTask | None, progress: Progress | None,
 ) -> Page:  # fmt: skip
     paths = list(named.values())
     kinds = [_kind(path) for path in paths]
+    if pictures is not None and kinds != ["classifier"]:
+        raise DataError("--pictures is for a classifier alone: leave it out")
     if set(kinds) == {"run"}:
         return runs_page(open_runs(named, tasks, device, on_task, progress))
     if len(paths) > 1:
@@ -53,7 +57,9 @@ def _page(
             f"{other} is no run folder: several runs make one page, and a classifier or a "
             "reproduction makes one alone"
         )
-    return classifier_page(paths[0]) if kinds[0] == "classifier" else reproduction_page(paths[0])
+    if kinds[0] == "classifier":
+        return classifier_page(paths[0], pictures)
+    return reproduction_page(paths[0])
 
 
 def _kind(path: Path) -> str:
@@ -86,4 +92,3 @@ def _checked_out(paths: list[Path], out: Path | None) -> Path:
     if any(out.resolve() == path.resolve() for path in paths):
         raise DataError(f"--out {out} is what the page is of: choose another name")
     return out
-

@@ -12,18 +12,17 @@ from torch import Tensor
 
 from ibaml.assessment import Protocol
 from ibaml.evaluation import ClassScores, RegressionScores, Scores
-from ibaml.extras import missing
 from ibaml.learner import MetaLearner
 from ibaml.pages.blocks import Block, Episode, Figure, Key, Table, Text, Tile
+from ibaml.pages.drawing import drawn
 from ibaml.pages.pictures import picture
 from ibaml.pages.words import metric_name, number, value
 from ibaml.posterior import Posteriors
 from ibaml.report.charts import fit_chart
-from ibaml.report.inline import inline_svg
 from ibaml.tasks import EpisodeTasks, TaskBatch, TaskSource
 from ibaml.words import NormStats
 
-HARDEST, CLASSES, SHOWN = 10, 12, 4  # rows of the tables, queries of each class in a picture
+HARDEST, SHOWN = 8, 4  # rows of the tables, queries of each class in a picture
 _GRID = 200
 
 
@@ -51,28 +50,29 @@ def chosen(scores: Scores, hard: int = 2) -> list[tuple[int, str]]:
 
 def hardest_table(
     all_scores: Sequence[Scores], names: Sequence[str], source: TaskSource | None, split: str,
-    target: str | None,
+    target: str | None, named: str,
 ) -> Table:  # fmt: skip
     """The hardest tasks, on average over learners that were judged on the same ones."""
     first = all_scores[0]
     hard = np.mean([hardness(one) for one in all_scores], axis=0)
     metric = "accuracy" if isinstance(first, ClassScores) else "rmse"
-    labels, rows = [], []
+    labels: set[str] = set()
+    rows = []
     for at in np.argsort(-hard, kind="stable").tolist():
         label = _label(first, at, source, split)
-        if label in labels:  # another draw of the same group
+        if label in labels and first.groups is not None:  # another draw of the same group
             continue
-        labels.append(label)
+        labels.add(label)
         figures = [value(metric, _figure(one, at)) for one in all_scores]
-        rows.append((f"task {first.keys[at]}", label, *figures))
+        rows.append((f"task {first.keys[at]}", *([label] if label else []), *figures))
         if len(rows) == HARDEST:
             break
+    what = [] if "" in labels else ["classes" if isinstance(first, ClassScores) else "what it is"]
     heads = names if len(all_scores) > 1 else [metric_name(metric, target)]
-    what = "classes" if isinstance(first, ClassScores) else "task"
+    words = frozenset({1} if what else ())
     return Table(
-        "The hardest tasks", ("", what, *heads), rows, words=frozenset({1}),
-        folded=True,
-    )  # fmt: skip
+        f"The hardest tasks{named}", ("", *what, *heads), rows, words=words, folded=bool(what)
+    )
 
 
 def _figure(scores: Scores, at: int) -> float:
@@ -86,7 +86,7 @@ def _label(scores: Scores, at: int, source: TaskSource | None, split: str) -> st
         return scores.groups[at]
     if isinstance(source, EpisodeTasks):
         return ", ".join(class_names(source, split, scores.keys[at]))
-    return str(scores.keys[at])
+    return ""
 
 
 def class_names(source: EpisodeTasks, split: str, key: int) -> list[str]:
@@ -95,23 +95,26 @@ def class_names(source: EpisodeTasks, split: str, key: int) -> list[str]:
     return [source.data.classes[source.data.labels[row[0]]] for row in rows]
 
 
-def hardest_classes(scores: ClassScores, source: EpisodeTasks, split: str) -> Table | None:
+def hardest_classes(
+    all_scores: Sequence[Scores], names: Sequence[str], source: EpisodeTasks, split: str, named: str
+) -> list[Block]:
     """How often queries of each class are right, over all tasks the class is in."""
-    rows, _ = source.episodes(split).draws(scores.keys)
+    rows, _ = source.episodes(split).draws(all_scores[0].keys)
     index = source.data.labels[rows[..., 0]]  # (T, ways)
-    tasks, ways = index.shape
-    if scores.correct.shape[1] % ways:
-        return None
-    right = scores.correct.reshape(tasks, ways, -1).mean(-1)
+    right = []
+    for scores in all_scores:
+        if not isinstance(scores, ClassScores) or scores.correct.shape[1] % index.shape[1]:
+            return []
+        right.append(scores.correct.reshape(*index.shape, -1).mean(-1))
     classes = np.unique(index)
-    means = np.array([right[index == c].mean() for c in classes])
-    order = np.argsort(means, kind="stable")[:CLASSES]
-    return Table(
-        "The hardest classes", ("class", "in so many tasks", "right"),
-        [(source.data.classes[classes[i]], f"{int((index == classes[i]).sum()):,}",
-          value("accuracy", float(means[i]))) for i in order.tolist()],
-        folded=True,
-    )  # fmt: skip
+    means = np.array([[one[index == c].mean() for one in right] for c in classes])
+    cells = [
+        (source.data.classes[classes[i]], f"{int((index == classes[i]).sum()):,}",
+         *(value("accuracy", mean) for mean in means[i].tolist()))
+        for i in np.argsort(means.mean(1), kind="stable")[:HARDEST].tolist()
+    ]  # fmt: skip
+    heads = names if len(all_scores) > 1 else ["right"]
+    return [Table(f"The hardest classes{named}", ("class", "in tasks", *heads), cells)]
 
 
 @torch.no_grad()
@@ -152,22 +155,28 @@ def _episode(
     right = int((best == torch.arange(episodes.ways)[:, None]).sum())
     classes = []
     for w, name in enumerate(names):
-        examples = [
-            Tile(picture(support[w, i], f"example of {name}")) for i in range(min(SHOWN, episodes.shots))
-        ]  # fmt: skip
+        few = support[w, :SHOWN]
+        examples = [Tile(picture(one, f"example of {name}")) for one in few]
         queries = []
         for i in range(min(SHOWN, episodes.queries)):
             said, sure = names[int(best[w, i])], float(by_class[w, i].max())
             is_right = int(best[w, i]) == w
             alt = f"query of {name}, {'rightly' if is_right else 'wrongly'} named {said}"
-            text = f"{100 * sure:.0f} %" if is_right else f"{said} {100 * sure:.0f} %"
+            text = f"{100 * sure:.0f} %"
+            if not is_right:
+                text = f"{int(best[w, i]) + 1} {_short(said)} {text}"
             queries.append(Tile(picture(query[w, i], alt), text, is_right))
-        classes.append((name, examples, queries))
+        classes.append((f"{w + 1} {name}", examples, queries))
     total = best.numel()
     summary = f"{right} of {total} queries right"
     if episodes.queries > SHOWN:
         summary += f"; {SHOWN} of {episodes.queries} of each class are shown"
     return Episode(title, summary + ".", classes)
+
+
+def _short(name: str) -> str:
+    """A name that fits under a picture."""
+    return name if len(name) <= 14 else f"{name[:13]}…"
 
 
 def _confusion(names: Sequence[str], answers: Tensor, title: str) -> Table:
@@ -194,13 +203,13 @@ def _fit(posteriors: Posteriors, batch: TaskBatch, title: str, name: str) -> Blo
     mean, variance = (part[0].flatten().cpu().numpy() for part in posteriors.predict(shaped))
     deviation = np.sqrt(variance)
     at_queries = [part[0].flatten().cpu().numpy() for part in posteriors.predict(batch.query_x)]
-    svg = None
-    if missing("matplotlib") is None:
-        chart = fit_chart(
+    svg = drawn(
+        lambda: fit_chart(
             grid.numpy(), mean, deviation, (x.flatten().numpy(), y.flatten().numpy()),
             (queries.flatten().numpy(), truth.flatten().numpy()),
-        )  # fmt: skip
-        svg = inline_svg(chart, name, title)
+        ),
+        name, "Prediction, examples and truth of a task",
+    )  # fmt: skip
     order = queries.flatten().argsort()
     picked = order[:: max(1, len(order) // 12)].tolist()
     rows = [

@@ -47,7 +47,7 @@ def value(metric: str, number: float, sign: str = "") -> str:
     if not math.isfinite(number):
         return "–"
     digits = _digits(number, digits) if metric == "rmse" else digits
-    return f"{100 * number:{sign}.{digits}f} %" if percent else f"{number:{sign}.{digits}f}"
+    return _fixed(100 * number, digits, sign) + " %" if percent else _fixed(number, digits, sign)
 
 
 def with_interval(metric: str, interval: Interval, sign: str = "") -> str:
@@ -58,9 +58,10 @@ def with_interval(metric: str, interval: Interval, sign: str = "") -> str:
     digits = _digits(interval.value, digits) if metric == "rmse" else digits
     if not math.isfinite(high - low):
         return value(metric, interval.value, sign)
+    written = _fixed(middle, digits, sign)
     if abs((high - middle) - (middle - low)) < 0.5 * 10**-digits:
-        return f"{middle:{sign}.{digits}f} ± {high - middle:.{digits}f}{unit}"
-    return f"{middle:{sign}.{digits}f}{unit} ({low:{sign}.{digits}f} to {high:{sign}.{digits}f})"
+        return f"{written} ± {_fixed(high - middle, digits)}{unit}"
+    return f"{written}{unit} ({_fixed(low, digits, sign)} to {_fixed(high, digits, sign)})"
 
 
 def span(metric: str, interval: Interval) -> str:
@@ -70,7 +71,14 @@ def span(metric: str, interval: Interval) -> str:
         return "one task: no interval"
     scale, unit = (100.0, " %") if percent else (1.0, "")
     digits = _digits(interval.value, digits) if metric == "rmse" else digits
-    return f"{scale * interval.low:.{digits}f} to {scale * interval.high:.{digits}f}{unit}"
+    return (
+        f"{_fixed(scale * interval.low, digits)} to {_fixed(scale * interval.high, digits)}{unit}"
+    )
+
+
+def _fixed(number: float, digits: int, sign: str = "") -> str:
+    """A number with so many decimals and a proper minus."""
+    return f"{number:{sign}.{digits}f}".replace("-", "−")
 
 
 def _digits(number: float, usual: int) -> int:
@@ -81,7 +89,7 @@ def _digits(number: float, usual: int) -> int:
 
 def number(size: float, digits: int = 3) -> str:
     """A number in so many digits."""
-    return f"{size:.{digits}g}" if math.isfinite(size) else "–"
+    return f"{size:.{digits}g}".replace("-", "−") if math.isfinite(size) else "–"
 
 
 def count(things: int, one: str, many: str | None = None) -> str:

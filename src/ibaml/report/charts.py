@@ -57,8 +57,9 @@ def curves(
             axis.plot(x, running_median(y), color=color, lw=1.4, alpha=0.8, ls=":")
         x, y = validation[at]
         axis.plot(x, y, dash, marker="o", ms=3, color=color, lw=1.8)
-        if at < len(best) and best[at] is not None and best[at] in x:
-            place = list(x).index(best[at])
+        ring = best[at] if at < len(best) else None
+        if ring is not None and ring in x:
+            place = list(x).index(ring)
             axis.plot([x[place]], [y[place]], "o", ms=9, mfc="none", mec=INK, mew=1.3)
     axis.set_xlabel("meta-iteration", fontsize=_SMALL)
     axis.set_ylabel(ys, fontsize=_SMALL)
@@ -68,11 +69,10 @@ def curves(
 
 
 def running_median(values: Sequence[float], width: int = 9) -> list[float]:
-    """The median of the values around each, fewer at the ends."""
-    half = width // 2
-    return [
-        float(np.median(values[max(0, i - half) : i + half + 1])) for i in range(len(values))
-    ]
+    """The median of the values around each; towards the ends of fewer, as many on both sides."""
+    last = len(values) - 1
+    halves = [min(width // 2, i, last - i) for i in range(len(values))]
+    return [float(np.median(values[i - h : i + h + 1])) for i, h in enumerate(halves)]
 
 
 def reliability_chart(scores: ClassScores) -> Figure:
@@ -174,7 +174,8 @@ def spectrum_chart(values: np.ndarray) -> Figure:
     """How far class means spread along each direction, the widest first."""
     figure, axis = _empty()
     axis.plot(np.arange(1, len(values) + 1), np.sort(values)[::-1], color=BLUE, lw=1.8)
-    axis.set_yscale("log")
+    axis.set_xscale("log")
+    axis.set_ylim(bottom=0)
     axis.set_xlabel("direction, the most telling first", fontsize=_SMALL)
     axis.set_ylabel("variance of class means", fontsize=_SMALL)
     return figure

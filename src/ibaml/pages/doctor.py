@@ -1,0 +1,74 @@
+"""What did `ibaml doctor` say of a run? Anybody may have written its file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from ibaml.pages.blocks import Block, Commands, Points, Table, Text
+from ibaml.pages.opened import Opened
+from ibaml.pages.words import number, plain
+
+_ROWS = 80  # of a table
+
+
+def doctors(opened: Sequence[Opened]) -> list[Block]:
+    """The verdicts, or the command that makes one."""
+    blocks: list[Block] = []
+    for one in opened:
+        prefix = f"{one.name}: " if len(opened) > 1 else ""
+        if one.doctor is None:
+            command = f"ibaml doctor {shlex.quote(str(one.run.path))}"
+            text = "not examined yet. To examine it, and then write this page again:"
+            blocks.append(Text(f"{prefix}{text}" if prefix else text.capitalize()))
+            blocks.append(Commands([("measures gradients, solutions, confidence", command)]))
+        else:
+            blocks += _verdict(one.doctor, prefix)
+    return blocks
+
+
+def _verdict(doctor: Mapping[str, Any], prefix: str) -> list[Block]:
+    healthy = not doctor.get("fault")
+    verdict = _text(doctor, "verdict") or "There is no verdict."
+    blocks: list[Block] = [Text(f"{prefix}{verdict}", "good" if healthy else "warn")]
+    if command := _text(doctor, "command"):
+        blocks.append(Commands([("what it advises", command)]))
+    found = doctor.get("findings")
+    others = [one for one in found[1:] if isinstance(one, dict)] if isinstance(found, list) else []
+    if sentences := [_text(one, "sentence") for one in others if _text(one, "sentence")]:
+        blocks.append(Points("What may follow from it", sentences))
+    readings = doctor.get("readings")
+    if isinstance(readings, dict) and readings:
+        rows = [(str(n), _said(v)) for n, v in islice(readings.items(), _ROWS)]
+        caption = "What was looked for, over its threshold: below 1 is fine"
+        blocks.append(Table(f"{prefix}{caption}", ("fault", "reading"), rows, folded=True))
+    measured = doctor.get("measured")
+    if isinstance(measured, dict) and measured:
+        rows = list(islice(_flat(measured), _ROWS))
+        caption = f"{prefix}All that was measured"
+        blocks.append(Table(caption, ("", "value"), rows, words=frozenset({1}), folded=True))
+    return blocks
+
+
+def _text(found: Mapping[str, Any], name: str) -> str:
+    value = found.get(name)
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values, those of tables in tables too."""
+    for name, found in values.items():
+        if isinstance(found, Mapping):
+            yield from _flat(found, f"{prefix}{name} · ")
+        else:
+            yield f"{prefix}{name}", _said(found)
+
+
+def _said(found: Any) -> str:
+    if isinstance(found, list):
+        return ", ".join(_said(one) for one in found[:20]) or "–"
+    if isinstance(found, Mapping):
+        return ", ".join(f"{name} {_said(one)}" for name, one in found.items())
+    return number(found, 4) if isinstance(found, float) else plain(found)
