@@ -21,8 +21,9 @@ def doctors(opened: Sequence[Opened]) -> list[Block]:
         prefix = f"{one.name}: " if len(opened) > 1 else ""
         if one.doctor is None:
             command = f"ibaml doctor {shlex.quote(str(one.run.path))}"
-            text = "not examined yet. To examine it, and then write this page again:"
-            blocks.append(Text(f"{prefix}{text}" if prefix else text.capitalize()))
+            word = f"{one.name} was" if prefix else "This run was"
+            text = f"{word} not examined yet. To examine it, and then write this page again:"
+            blocks.append(Text(text))
             blocks.append(Commands([("measures gradients, solutions, confidence", command)]))
         else:
             blocks += _verdict(one.doctor, prefix)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ibaml.assessment import Stored, differences
 from ibaml.evaluation import ClassScores, Interval, RegressionScores, Scores, reliability
-from ibaml.pages.blocks import Block, Card, Cards, Figure, Key, Side, Table, Text
+from ibaml.pages.blocks import Block, Card, Cards, Commands, Figure, Key, Side, Table, Text
 from ibaml.pages.drawing import drawn
 from ibaml.pages.opened import Opened, incomparable
 from ibaml.pages.words import METHODS, METRICS, count, metric_name, span, value, with_interval
@@ -88,15 +89,13 @@ def results(opened: Sequence[Opened]) -> list[Block]:
     if len(opened) == 1:
         blocks.append(_cards(first))
     if first.protocol.split == "val":
-        commands = "; ".join(f"ibaml evaluate {one.run.path}" for one, _ in judged)
-        blocks.append(
-            Text(
-                "These are validation tasks. The best weights (and a fitted temperature) were "
-                "chosen on tasks like them, so that new classes may do a little worse. To judge on "
-                f"test tasks, and then write this page again: {commands}",
-                "note",
-            )
+        text = (
+            "These are validation tasks. The kept weights were chosen on such tasks, so that new "
+            "ones may do a little worse. To judge on test tasks, and then write this page again:"
         )
+        paths = [shlex.quote(str(one.run.path)) for one, _ in judged]
+        blocks.append(Text(text, "note"))
+        blocks.append(Commands([("", f"ibaml evaluate {path}") for path in paths]))
     rows = []
     metrics = list(main_scores(first).summary())
     for one, stored in judged:

@@ -65,8 +65,8 @@ def _tasks(opened: Sequence[Opened]) -> list[Block]:
                 scores, [o.name for o, _ in group], one.source, split, stored.target, named
             )
         )
-    narrow = len(tables[0].head) <= len(judged) + 1  # without names of classes
-    blocks: list[Block] = [Side([*beside, *tables])] if narrow else [Side(beside), *tables]
+    wide = tables[0].folded  # with the names of classes
+    blocks: list[Block] = [Side(beside), *tables] if wide else [Side([*beside, *tables])]
     for at, (one, stored) in enumerate(judged):
         if one.learner is None or one.source is None:
             continue

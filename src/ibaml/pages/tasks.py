@@ -39,12 +39,13 @@ def chosen(scores: Scores, hard: int = 2) -> list[tuple[int, str]]:
     order = np.argsort(hardness(scores), kind="stable")
     middle = int(order[len(order) // 2])
     found = [(scores.keys[middle], "A task of middling difficulty")]
-    for place, at in enumerate(order[::-1]):
-        if len(found) > hard:
-            break
-        if at != middle:
-            words = "The hardest task" if not place else "Another hard task"
-            found.append((scores.keys[int(at)], words))
+    groups = scores.groups or scores.keys
+    seen = {groups[middle]}  # another draw of a group shows little that is new
+    for at in order[::-1].tolist():
+        if len(found) <= hard and groups[at] not in seen:
+            words = "The hardest task" if len(found) == 1 else "Another hard task"
+            found.append((scores.keys[at], words))
+            seen.add(groups[at])
     return found
 
 
@@ -71,7 +72,11 @@ def hardest_table(
     heads = names if len(all_scores) > 1 else [metric_name(metric, target)]
     words = frozenset({1} if what else ())
     return Table(
-        f"The hardest tasks{named}", ("", *what, *heads), rows, words=words, folded=bool(what)
+        f"The hardest tasks{named}",
+        ("", *what, *heads),
+        rows,
+        words=words,
+        folded=metric == "accuracy",
     )
 
 
@@ -131,7 +136,8 @@ def shown(
         group = "" if scores.groups is None else f", {scores.groups[scores.keys.index(key)]}"
         title = f"{why} (task {key}{group})"
         if isinstance(scores, RegressionScores):
-            blocks.append(_fit(posteriors, batch, title, f"{name}-fit-{place}"))
+            units = "" if source.target is None else " Input and target are standardized."
+            blocks.append(_fit(posteriors, batch, title, f"{name}-fit-{place}", units))
             continue
         assert isinstance(source, EpisodeTasks)
         answers = posteriors.predict_proba(batch.query_x, protocol.samples)[0].cpu()
@@ -192,7 +198,7 @@ def _confusion(names: Sequence[str], answers: Tensor, title: str) -> Table:
     return Table(title, head, rows)
 
 
-def _fit(posteriors: Posteriors, batch: TaskBatch, title: str, name: str) -> Block:
+def _fit(posteriors: Posteriors, batch: TaskBatch, title: str, name: str, units: str) -> Block:
     x, y = batch.support_x[0].cpu(), batch.support_y[0].cpu()
     queries, truth = batch.query_x[0].cpu(), batch.query_y[0].cpu()
     if x[0].numel() != 1:
@@ -220,7 +226,7 @@ def _fit(posteriors: Posteriors, batch: TaskBatch, title: str, name: str) -> Blo
     return Figure(
         title, svg,
         "Red: the examples it learned from. Gray: the truth it was not shown. Line and band: its "
-        "prediction with two standard deviations.",
+        f"prediction with two standard deviations.{units}",
         Table("Some of the queries", ("input", "truth", "prediction", "its deviation"), rows,
               folded=True),
         legend=(Key("red", "dot", "examples"), Key("gray", "dot", "truth, not shown to it"),
