@@ -3,13 +3,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.set-up
 
-.PHONY: demo test learn fuzz check format clean
+.PHONY: demo test test-browser learn fuzz check format clean
 
 demo: $(SETUP)  ## meta-train on glyphs, about two minutes; pictures in runs/demo/
 	$(BIN)/ibaml demo
 
 test: $(SETUP) check  ## every check and every test
 	$(BIN)/pytest
+
+test-browser: .venv/.browser  ## the pages in Chromium (apt-get install chromium); pictures in runs/browser/
+	$(BIN)/pytest -n 0 tests/browser
+
+.venv/.browser: $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
+	touch .venv/.browser
 
 learn: $(SETUP)  ## train every method; up to 20 minutes, table in benchmarks/results/
 	$(BIN)/python benchmarks/learn.py

@@ -43,6 +43,16 @@ RATIO = 20
 PICKLE = 2 * GB  # of a dataset's pickle
 OPCODES = 5_000_000  # in it: about five seconds
 
+# the page of `ibaml serve`
+UPLOAD = 32 * MB  # of a photograph, one in a request
+REQUEST = 64 * KB  # of any other request
+SHOWN = 2000  # photographs on it
+NAME = 200  # letters of a file's or a class's name
+DECODING = 10  # seconds for a photograph
+DECODER = 2 * GB  # memory of the process that decodes it
+ARRIVAL = 30  # seconds until a request must have come
+CONNECTIONS = 64  # at once
+
 
 class Refused(ValueError):
     """A file is not read; the message says why, and begins after the name of the file."""

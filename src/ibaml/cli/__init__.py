@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ibaml._version import __version__
-from ibaml.cli import bench, embed, evaluate, predict, report, reproduce, train
+from ibaml.cli import bench, embed, evaluate, predict, report, reproduce, serve, train
 from ibaml.cli.data import app as data
 from ibaml.cli.screen import LiveView, console, errors_as_sentences, say
 
@@ -29,6 +29,7 @@ app.add_typer(data, name="data")
 train.command(app)
 embed.command(app)
 predict.commands(app)
+serve.command(app)
 evaluate.commands(app)
 report.command(app)
 bench.commands(app)

@@ -215,12 +215,12 @@ def _classifier(
     with decoding("examples") as progress:
         found = read_examples(support, backbone, class_level=class_level, progress=progress)
     _tell(found)
-    made = Classifier(**_known(found.source, prior), source=found.source)
+    made = Classifier(**known(found.source, prior), source=found.source)
     made.add(found.x, found.labels or (), found.files)
     return made
 
 
-def _known(source: Any, prior: str | None) -> dict[str, Any]:
+def known(source: Any, prior: str | None) -> dict[str, Any]:
     """The prior, and the promises where there is none."""
     from ibaml.answers import Prior
     from ibaml.answers.prior import packaged_for

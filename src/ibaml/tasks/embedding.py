@@ -119,6 +119,12 @@ class Embed:
         """Numbers in a vector."""
         return self._network.features
 
+    @property
+    def least(self) -> int | None:
+        """The side in pixels that a picture needs: a larger JPEG may be decoded smaller. None for a
+        module of a user's own, of which it is not known."""
+        return self._network.least
+
     # --- what is kept with a run or a file ------------------------------------------------------
 
     def described(self) -> dict[str, Any]:
@@ -284,7 +290,7 @@ class Embed:
                 return key, known
         net = self._network
         if isinstance(found, bytes):
-            return key, net.prepared(open_picture(found, name, least=net.least))
+            return key, net.prepared(open_picture(found, name, least=self.least))
         return key, net.prepared(picture_of(found))
 
     def _embedded(self, batch: Sequence[tuple[int, Callable[[], _Opened]]]) -> _Batch:
