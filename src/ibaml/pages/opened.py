@@ -61,7 +61,11 @@ def open_runs(
     kept = [_kept(one) for one in opened]
     if all(one.judged is not None for one in kept):
         return [_with_tasks(one, device, progress) for one in kept]
-    return [_validated(one, tasks, device, on_task, progress) for one in kept]
+    queries = [q for one in kept if (q := one.run.settings.queries) is not None]
+    protocol = Protocol(
+        tasks=tasks, split="val", queries=min(queries) if queries else None, device=device
+    )
+    return [_validated(one, protocol, on_task, progress) for one in kept]
 
 
 def _open(name: str, path: Path) -> Opened:
@@ -112,13 +116,12 @@ def _with_tasks(opened: Opened, device: str, progress: Progress | None) -> Opene
 
 
 def _validated(
-    opened: Opened, tasks: int, device: str, on_task: OnTask | None, progress: Progress | None
+    opened: Opened, protocol: Protocol, on_task: OnTask | None, progress: Progress | None
 ) -> Opened:
     """With scores on validation tasks."""
     opened = replace(opened, judged=None)
-    protocol = Protocol(tasks=tasks, split="val", device=device)
     try:
-        learner, step = load_run(opened.run, "best", pick_device(device))
+        learner, step = load_run(opened.run, "best", pick_device(protocol.device))
         opened = replace(opened, learner=learner, step=step)
         source = open_test(opened.run, protocol, progress)
         judged = assess_learner(
