@@ -27,7 +27,7 @@ from ibaml.pages.blocks import (
 )
 from ibaml.pages.pictures import TILE, picture
 from ibaml.pages.prior import spectrum
-from ibaml.pages.words import count, number
+from ibaml.pages.words import count, number, percent
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.images import decode
 from ibaml.tasks.tree import Tree
@@ -103,7 +103,7 @@ def _examples(shop: Classifier, checks: Sequence[Check]) -> list[Block]:
         Card("examples", f"{len(shop.labels):,}"),
         Card("prior", "none" if shop.prior is None else shop.prior.name,
              "what was known of classes before"),
-        Card("reads", "photographs" if network else str(shop.source.get("kind", "vectors")),
+        Card("reads", "pictures" if network else str(shop.source.get("kind", "vectors")),
              f"by {network}" if network else ""),
     ]  # fmt: skip
     rows = []
@@ -159,7 +159,7 @@ def _tile(read: Callable[[str], bytes], file: str, name: str, check: Check | Non
         return Tile(picture(pixels, f"example of {name}: {file}"))
     right = check.said == name
     alt = f"example of {name}: {file}; the others say {check.said}"
-    text = f"{100 * check.probability:.0f} %"
+    text = percent(check.probability)
     return Tile(picture(pixels, alt), text if right else f"{check.said} {text}", right)
 
 
@@ -176,7 +176,7 @@ def _doubtful(shop: Classifier, checks: Sequence[Check]) -> list[Block]:
     )
     rows = [
         (shop.files[c.row] or f"example {c.row + 1}", shop.labels[c.row],
-         f"{c.said} ({100 * c.probability:.0f} %)" if c in wrong else "unfamiliar")
+         f"{c.said} ({percent(c.probability)})" if c in wrong else "unfamiliar")
         for c in sorted(wrong, key=lambda c: -c.probability) + strange
     ]  # fmt: skip
     head = ("example", "its class", "the others say")
@@ -193,8 +193,8 @@ def _trust(shop: Classifier) -> list[Block]:
     rows = []
     for error in ERRORS:
         least = head.promises.sure(error, head.classes, shots)
-        said = "never" if least > 1 else f"{100 * least:.1f} %" if least > 0 else "any"
-        rows.append((f"{100 * error:.0f} %", said))
+        said = "never" if least > 1 else percent(least, 1) if least > 0 else "any"
+        rows.append((percent(error), said))
     text = (
         f"Measured on tasks of {count(head.classes, 'class', 'classes')} with "
         f"{shots:.0f} or so examples each, whose classes the prior had never seen: answers with "

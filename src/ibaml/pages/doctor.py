@@ -5,13 +5,32 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ibaml import untrusted
 from ibaml.pages.blocks import Block, Commands, Points, Table, Text
-from ibaml.pages.opened import Opened
 from ibaml.pages.words import number, plain
+from ibaml.tasks.errors import DataError
 
+if TYPE_CHECKING:
+    from ibaml.pages.opened import Opened
+
+FILE = "doctor.json"  # what `ibaml doctor` writes into a run folder
 _ROWS = 80  # of a table
+
+
+def read_doctor(file: Path) -> dict[str, Any] | None:
+    """What the doctor wrote; None if there is no such file."""
+    if not file.exists():
+        return None
+    try:
+        found = untrusted.parsed_json(untrusted.content(file, untrusted.DOCUMENT))
+    except untrusted.Refused as error:
+        raise DataError(f"{file} cannot be read: it {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{file} holds no verdict")
+    return found
 
 
 def doctors(opened: Sequence[Opened]) -> list[Block]:
@@ -26,11 +45,12 @@ def doctors(opened: Sequence[Opened]) -> list[Block]:
             blocks.append(Text(text))
             blocks.append(Commands([("measures gradients, solutions, confidence", command)]))
         else:
-            blocks += _verdict(one.doctor, prefix)
+            blocks += verdict_blocks(one.doctor, prefix)
     return blocks
 
 
-def _verdict(doctor: Mapping[str, Any], prefix: str) -> list[Block]:
+def verdict_blocks(doctor: Mapping[str, Any], prefix: str = "") -> list[Block]:
+    """A verdict, what follows from it, and what was measured."""
     healthy = not doctor.get("fault")
     verdict = _text(doctor, "verdict") or "There is no verdict."
     blocks: list[Block] = [Text(f"{prefix}{verdict}", "good" if healthy else "warn")]

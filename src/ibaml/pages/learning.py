@@ -9,7 +9,7 @@ from ibaml.pages.drawing import drawn
 from ibaml.pages.log import Curve
 from ibaml.pages.opened import Opened
 from ibaml.pages.results import keys
-from ibaml.pages.words import METRICS, count, duration, number, value
+from ibaml.pages.words import METRICS, count, duration, number, percent, value
 from ibaml.report.charts import curves
 
 _NOTES = 12  # of a log
@@ -59,7 +59,7 @@ def _course(one: Opened, named: bool) -> str:
             f"{out:,} of {total:,} logged tasks were left out, because adaptation diverged"
         )  # fmt: skip
     if (unsolved := log.last.get("unsolved")) is not None and isinstance(unsolved, int | float):
-        parts.append(f"at the end {100 * unsolved:.0f} % of linear systems were unsolved")
+        parts.append(f"at the end {percent(unsolved)} of linear systems were unsolved")
     text = "; ".join(parts) + "."
     return f"{one.name}: {text}" if named else f"{text[:1].upper()}{text[1:]}"
 

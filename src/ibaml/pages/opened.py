@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ibaml import untrusted
 from ibaml.assessment import Protocol, Stored, assess_learner, comparable, open_test
 from ibaml.assessment.judge import with_steps
 from ibaml.assessment.stored import read_assessment
 from ibaml.learner import MetaLearner
 from ibaml.machine import pick_device
+from ibaml.pages.doctor import FILE, read_doctor
 from ibaml.pages.log import Log
 from ibaml.tasks import TaskSource
 from ibaml.tasks.sources.decode import Progress
@@ -20,7 +20,6 @@ from ibaml.training.run import Run, open_run, origin
 from ibaml.training.start import load_run
 from ibaml.training.watch import read_log
 
-DOCTOR = "doctor.json"  # what `ibaml doctor` writes into a run folder
 OnTask = Callable[[str, int], None]  # arguments: the run, tasks done
 
 
@@ -72,12 +71,9 @@ def _open(name: str, path: Path) -> Opened:
     run = open_run(path)
     doctor, problems = None, []
     try:
-        file = path / DOCTOR
-        if file.exists():
-            found = untrusted.parsed_json(untrusted.content(file, untrusted.DOCUMENT))
-            doctor = found if isinstance(found, dict) else None
-    except (untrusted.Refused, OSError) as error:
-        problems.append(f"{DOCTOR} cannot be read: it {error}.")
+        doctor = read_doctor(path / FILE)
+    except (ValueError, OSError) as error:
+        problems.append(f"{error}.")
     log = Log.of(read_log(path / "log.jsonl"))
     return Opened(name, run, origin(run), log, doctor, problems=tuple(problems))
 

@@ -13,7 +13,7 @@ from ibaml.learner import MetaLearner
 from ibaml.nn import Discriminant
 from ibaml.pages.blocks import Block, Figure, Table, Text
 from ibaml.pages.drawing import drawn
-from ibaml.pages.words import number
+from ibaml.pages.words import number, percent
 from ibaml.report.charts import ranges_chart, spectrum_chart
 
 _ROWS = 12  # of layers; a table of more is folded
@@ -148,7 +148,7 @@ def _layers(
             if name in begun and not (role == "adapted" and name in learner.layout.rows):
                 before = begun[name].to(value).flatten()
                 size = float(before.norm())
-                moved = f"{100 * float((value - before).norm()) / size:.0f} %" if size else "from 0"
+                moved = percent(float((value - before).norm()) / size) if size else "from 0"
             rho = widths.get(name)
             span, ranges = "–", None
             if rho is not None:

@@ -12,7 +12,16 @@ from ibaml.evaluation import ClassScores, Interval, RegressionScores, Scores, re
 from ibaml.pages.blocks import Block, Card, Cards, Commands, Figure, Key, Side, Table, Text
 from ibaml.pages.drawing import drawn
 from ibaml.pages.opened import Opened, incomparable
-from ibaml.pages.words import METHODS, METRICS, count, metric_name, span, value, with_interval
+from ibaml.pages.words import (
+    METHODS,
+    METRICS,
+    count,
+    metric_name,
+    percent,
+    span,
+    value,
+    with_interval,
+)
 from ibaml.report.charts import (
     coverage_chart,
     intervals_chart,
@@ -222,7 +231,7 @@ def _reliability(scores: ClassScores, name: str, at: str) -> Figure:
     rows = []
     for i, count_ in enumerate(diagram.count.tolist()):
         if count_:
-            ends = f"{100 * i / bins:.0f} to {100 * (i + 1) / bins:.0f} %" if i < bins else "100 %"
+            ends = f"{100 * i / bins:.0f} to {percent((i + 1) / bins)}" if i < bins else percent(1)
             rows.append(
                 (ends, f"{int(count_):,}", value("accuracy", float(diagram.confidence[i])),
                  value("accuracy", float(diagram.accuracy[i])))
@@ -250,7 +259,7 @@ def _coverage(found: Mapping[str, ClassScores]) -> Figure:
             coverage, accuracy = scores.selective(100)
             place = int(np.searchsorted(coverage, share - 1e-9))
             cells.append(value("accuracy", float(accuracy[place])))
-        rows.append((f"{100 * share:.0f} %", *cells))
+        rows.append((percent(share), *cells))
     heads = list(found) if len(found) > 1 else ["right"]
     return Figure(
         "Accuracy when the least sure are left out",

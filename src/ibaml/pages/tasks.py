@@ -16,7 +16,7 @@ from ibaml.learner import MetaLearner
 from ibaml.pages.blocks import Block, Episode, Figure, Key, Table, Text, Tile
 from ibaml.pages.drawing import drawn
 from ibaml.pages.pictures import picture
-from ibaml.pages.words import metric_name, number, value
+from ibaml.pages.words import metric_name, number, percent, value
 from ibaml.posterior import Posteriors
 from ibaml.report.charts import fit_chart
 from ibaml.tasks import EpisodeTasks, TaskBatch, TaskSource
@@ -168,7 +168,7 @@ def _episode(
             said, sure = names[int(best[w, i])], float(by_class[w, i].max())
             is_right = int(best[w, i]) == w
             alt = f"query of {name}, {'rightly' if is_right else 'wrongly'} named {said}"
-            text = f"{100 * sure:.0f} %"
+            text = percent(sure)
             if not is_right:
                 text = f"{int(best[w, i]) + 1} {_short(said)} {text}"
             queries.append(Tile(picture(query[w, i], alt), text, is_right))

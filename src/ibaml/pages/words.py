@@ -34,6 +34,14 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
+_UNIT = "\u00a0%"  # a number and its unit stay on one line
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """A share: 80 %."""
+    return f"{100 * share:.{digits}f}{_UNIT}"
+
+
 def metric_name(metric: str, target: str | None = None) -> str:
     """The name of a figure; an error may be of a target with units."""
     if metric == "rmse" and target is not None:
@@ -43,17 +51,19 @@ def metric_name(metric: str, target: str | None = None) -> str:
 
 def value(metric: str, number: float, sign: str = "") -> str:
     """A figure alone: 97.5 %."""
-    _, percent, digits, _ = METRICS[metric]
+    _, scaled, digits, _ = METRICS[metric]
     if not math.isfinite(number):
         return "–"
     digits = _digits(number, digits) if metric == "rmse" else digits
-    return _fixed(100 * number, digits, sign) + " %" if percent else _fixed(number, digits, sign)
+    return (
+        f"{_fixed(100 * number, digits, sign)}{_UNIT}" if scaled else _fixed(number, digits, sign)
+    )
 
 
 def with_interval(metric: str, interval: Interval, sign: str = "") -> str:
     """A figure and its 95 % interval: 97.5 ± 0.6 %, or 0.094 (0.070 to 0.121)."""
-    _, percent, digits, _ = METRICS[metric]
-    scale, unit = (100.0, " %") if percent else (1.0, "")
+    _, scaled, digits, _ = METRICS[metric]
+    scale, unit = (100.0, _UNIT) if scaled else (1.0, "")
     middle, low, high = (scale * n for n in (interval.value, interval.low, interval.high))
     digits = _digits(interval.value, digits) if metric == "rmse" else digits
     if not math.isfinite(high - low):
@@ -66,10 +76,10 @@ def with_interval(metric: str, interval: Interval, sign: str = "") -> str:
 
 def span(metric: str, interval: Interval) -> str:
     """The interval alone: 97.0 to 98.1 %."""
-    _, percent, digits, _ = METRICS[metric]
+    _, scaled, digits, _ = METRICS[metric]
     if not math.isfinite(interval.high - interval.low):
         return "one task: no interval"
-    scale, unit = (100.0, " %") if percent else (1.0, "")
+    scale, unit = (100.0, _UNIT) if scaled else (1.0, "")
     digits = _digits(interval.value, digits) if metric == "rmse" else digits
     return (
         f"{_fixed(scale * interval.low, digits)} to {_fixed(scale * interval.high, digits)}{unit}"
