@@ -62,7 +62,7 @@ def _study(folder: Path, result: Mapping[str, Any]) -> list[Block]:
                 blocks.append(picture_file(folder / name, alt))
             except DataError as error:
                 blocks.append(Text(str(error), "warn"))
-    rows = [row for row in result.get("table") or () if isinstance(row, dict)]
+    rows = [row for row in _list(result, "table") if isinstance(row, dict) and row]
     rows = [row for row in rows if list(row) == list(rows[0])]
     if rows:
         head = [str(name) for name in rows[0]]
@@ -100,6 +100,10 @@ def _text(result: Mapping[str, Any], key: str) -> str:
     return found if isinstance(found, str) and found.strip() else "unknown"
 
 
-def _texts(result: Mapping[str, Any], key: str) -> list[str]:
+def _list(result: Mapping[str, Any], key: str) -> list[Any]:
     found = result.get(key)
-    return [str(one) for one in found] if isinstance(found, list) else []
+    return found if isinstance(found, list) else []
+
+
+def _texts(result: Mapping[str, Any], key: str) -> list[str]:
+    return [str(one) for one in _list(result, key)]
