@@ -97,7 +97,8 @@ def reproduction(root: Path) -> Path:
     (root / "a 100%? #1" / "result.json").write_text(json.dumps(result))
     Image.new("RGB", (300, 200), "white").save(root / "a 100%? #1" / "fig.png")
     (root / "b").mkdir()
-    (root / "b" / "result.json").write_text(json.dumps({"title": "Second", "agrees": ["it does \udcff"]}))
+    second = {"title": "Second", "agrees": ["it does \udcff"]}
+    (root / "b" / "result.json").write_text(json.dumps(second))
     return root
 
 
