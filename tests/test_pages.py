@@ -141,7 +141,7 @@ def test_without_its_data_a_run_still_has_a_page(root, judged, tmp_path):
     assert "4 test tasks" in page
     shutil.rmtree(run / "evaluation")
     invoke("report", run)
-    assert "could not be found out" in words(read_page(run / "report.html"))
+    assert "on validation tasks could not be found out" in words(read_page(run / "report.html"))
 
 
 def test_pictures_and_regression_have_pages_with_their_tasks(root):

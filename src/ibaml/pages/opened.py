@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,7 +126,12 @@ def _validated(
             on_progress=None if on_task is None else lambda _, done: on_task(opened.name, done),
         )  # fmt: skip
     except (ValueError, OSError, FloatingPointError) as error:
-        return _but(opened, f"How good the run is could not be found out: {error}")
+        command = f"ibaml evaluate {shlex.quote(str(opened.run.path))}"
+        return _but(
+            opened,
+            f"How good the run is on validation tasks could not be found out: {error}. If it has "
+            f"test tasks, `{command}` judges on them.",
+        )
     target = None if source.target is None else source.target.name
     found = Stored(protocol, step, source.name, target, judged.scores, judged.diverged)
     return replace(opened, source=source, judged=found)

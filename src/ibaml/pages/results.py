@@ -169,7 +169,7 @@ def _differences(opened: Sequence[Opened]) -> list[Block]:
         "A line that does not cross 0 is a difference that the choice of tasks does not explain.",
         Table(f"Difference in {metric_name(main, target)}", ("", "difference"),
               [(n, with_interval(main, d[main], "+")) for n, d in found.items()], folded=True),
-        legend=keys([f"{i}: {n}" for i, n in enumerate(found, start=2)], dashes=False),
+        legend=keys(["", *(f"{i}: {n}" for i, n in enumerate(found, start=2))], dashes=False)[1:],
     )  # fmt: skip
     text = "A star marks a difference whose interval excludes 0. The tasks are the same for all."
     return [table, Text(text, "quiet"), figure]

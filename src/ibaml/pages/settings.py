@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from ibaml.assessment import Protocol
 from ibaml.fields import fields_of, flag
@@ -75,12 +76,20 @@ def commands(opened: Sequence[Opened], page: str) -> list[Block]:
         quoted, toml = shlex.quote(path), shlex.quote(f"{path}/config.toml")
         of = f" ({one.name})" if len(opened) > 1 else ""
         if isinstance(command := one.origin.get("command"), str):
-            lines.append((f"what was typed to train{of}", command))
+            lines.append((f"what was typed to train{of}", _typed(command)))
         again = shlex.quote(f"{path.rstrip('/')}-again")
         lines.append((f"the same training anew{of}", f"ibaml train --config {toml} --out {again}"))
         lines.append((f"judge on test tasks{of}", f"ibaml evaluate {_judged(one, quoted)}"))
     lines.append(("this page", page))
     return [Commands(lines)]
+
+
+def _typed(command: str) -> str:
+    """A recorded command without the place where ibaml was installed."""
+    first, space, rest = command.partition(" ")
+    name = Path(first).name
+    words = {"ibaml": "ibaml", "__main__.py": "python -m ibaml"}
+    return f"{words[name]}{space}{rest}" if name in words else command
 
 
 def _judged(one: Opened, quoted: str) -> str:

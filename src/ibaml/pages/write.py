@@ -6,23 +6,34 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ibaml._version import __version__
 from ibaml.files import write_whole
 from ibaml.pages.blocks import Page
 
+if TYPE_CHECKING:
+    from jinja2 import Template
 
-def html(page: Page) -> str:
-    """The page as one file of HTML."""
+
+@cache
+def _template() -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
 
     pages = Environment(
         loader=PackageLoader("ibaml.pages"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    return pages.get_template("page.html")
+
+
+def html(page: Page) -> str:
+    """The page as one file of HTML."""
+    from markupsafe import Markup
+
     style = (resources.files("ibaml.pages") / "templates" / "page.css").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = (
@@ -30,7 +41,7 @@ def html(page: Page) -> str:
         "form-action 'none'"
     )
     ids = _ids([section.title for section in page.sections])
-    return pages.get_template("page.html").render(
+    return _template().render(
         page=page, sections=list(zip(ids, page.sections, strict=True)), style=Markup(style),
         policy=policy, version=__version__, drawing=Markup,
     )  # fmt: skip

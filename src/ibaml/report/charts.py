@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,9 +139,10 @@ def spread_chart(values: Sequence[np.ndarray], xs: str, share: bool = False) -> 
 
 
 def intervals_chart(intervals: Sequence[Interval], xs: str, share: bool = False) -> Figure:
-    """A dot with its interval for each learner, numbered from the top; 0 is a line."""
+    """A dot with its interval for each learner but the first, numbered from 2; 0 is a line."""
     figure, axis = _empty(height=0.9 + 0.34 * len(intervals))
-    for at, (one, (color, _)) in enumerate(zip(intervals, line_styles(), strict=False)):
+    colors = islice(line_styles(), 1, None)
+    for at, (one, (color, _)) in enumerate(zip(intervals, colors, strict=False)):
         if math.isfinite(one.high - one.low):
             axis.plot([one.low, one.high], [at, at], color=color, lw=2, solid_capstyle="butt")
         axis.plot([one.value], [at], "o", ms=6, color=color)
