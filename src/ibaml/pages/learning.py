@@ -26,11 +26,9 @@ def learning(opened: Sequence[Opened]) -> list[Block]:
             )
         ]
     blocks: list[Block] = [Text(_course(one, len(opened) > 1)) for one in trained]
-    figures: list[Block] = [_curve(trained, "nll")]
-    for metric in ("accuracy", "rmse"):
-        if any(metric in one.log.validation for one in trained):
-            figures.append(_curve(trained, metric))
-    blocks.append(Side(figures))
+    if any(one.log.training.at for one in trained):  # else a network in closed form, and one point
+        metrics = [m for m in ("accuracy", "rmse") if any(m in o.log.validation for o in trained)]
+        blocks.append(Side([_curve(trained, metric) for metric in ("nll", *metrics)]))
     for one in trained:
         if one.log.notes:
             title = f"What {one.name} noted" if len(opened) > 1 else "What the run noted"
@@ -47,10 +45,13 @@ def _course(one: Opened, named: bool) -> str:
             f"{count(int(log.training.at[-1]), 'meta-iteration')} in {duration(log.seconds)}; the "
             f"training loss went from {number(begin)} to {number(end)}"
         )
+    else:
+        parts.append("nothing was trained step by step: the network is in closed form")
     if log.best is not None and "nll" in log.validation:
         nll = min(log.validation["nll"].values)
+        ringed = " (ringed)" if log.training.at else ""
         parts.append(
-            f"the best validation nll, {number(nll)}, is of iteration {log.best:,} (ringed)"
+            f"the best validation nll, {number(nll)}, is of iteration {log.best:,}{ringed}"
         )
     out, total = log.left_out
     if total:

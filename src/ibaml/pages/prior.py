@@ -52,8 +52,8 @@ def prior_blocks(
                     lambda: ranges_chart(ranges, "log-variance ρ", log_var),
                     f"{name}-widths", "Log-variance of the prior in each adapted layer",
                 ),
-                "A small ρ says that a task hardly moves these weights; the dashed line is where "
-                "training began.",
+                "A small ρ says that a task hardly moves these weights."
+                + ("" if log_var is None else " The dashed line is where training began."),
                 Table(
                     "ρ by layer", ("layer", "lowest", "middle", "highest"),
                     [(f"{i + 1}: {layer}", *map(number, found))

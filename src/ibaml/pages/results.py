@@ -244,7 +244,7 @@ def _reliability(scores: ClassScores, name: str, at: str) -> Figure:
         ),
         "The bars are how often answers of a confidence were right. Where they end below the "
         "dashed line, it was too sure (red); above it, it was surer to be right than it said "
-        "(dark blue). Below: how often each confidence occurs.",
+        "(blue). Below: how often each confidence occurs.",
         Table(title, ("confidence", "answers", "mean confidence", "right"), rows, folded=True),
         legend=(Key("blue", "bar", "right"), Key("red", "bar", "too sure by"),
                 Key("blue", "full", "too unsure by")),

@@ -65,6 +65,7 @@ def curves(
     axis.set_xlabel("meta-iteration", fontsize=_SMALL)
     axis.set_ylabel(ys, fontsize=_SMALL)
     if share:
+        _at_most_one(axis)
         axis.yaxis.set_major_formatter(_percent)
     return figure
 
@@ -114,6 +115,7 @@ def coverage_chart(scores: Sequence[ClassScores], points: int = 50) -> Figure:
         coverage, accuracy = one.selective(points)
         axis.plot(coverage, accuracy, dash, color=color, lw=1.8)
     axis.set_xlim(0, 1)
+    _at_most_one(axis)
     axis.xaxis.set_major_formatter(_percent)
     axis.yaxis.set_major_formatter(_percent)
     axis.set_xlabel("share of queries answered, the surest first", fontsize=_SMALL)
@@ -124,7 +126,10 @@ def coverage_chart(scores: Sequence[ClassScores], points: int = 50) -> Figure:
 def spread_chart(values: Sequence[np.ndarray], xs: str, share: bool = False) -> Figure:
     """How a figure varies over tasks: a histogram for each learner."""
     figure, axis = _empty()
-    edges = np.histogram_bin_edges(np.concatenate(list(values)), bins=16)
+    every = np.concatenate(list(values))
+    low, high = float(every.min()), float(every.max())
+    low = low if high > low else high - max(0.1 * abs(high), 1e-3)  # all the same
+    edges = np.linspace(low, high, 17)
     for one, (color, dash) in zip(values, line_styles(), strict=False):
         counts, _ = np.histogram(one, edges)
         axis.stairs(counts / len(one), edges, color=color, lw=1.6, ls=dash)
@@ -176,7 +181,8 @@ def spectrum_chart(values: np.ndarray) -> Figure:
     """How far class means spread along each direction, the widest first."""
     figure, axis = _empty()
     axis.plot(np.arange(1, len(values) + 1), np.sort(values)[::-1], color=BLUE, lw=1.8)
-    axis.set_xscale("log")
+    if len(values) > 30:
+        axis.set_xscale("log")
     axis.set_ylim(bottom=0)
     axis.set_xlabel("direction, the most telling first", fontsize=_SMALL)
     axis.set_ylabel("variance of class means", fontsize=_SMALL)
@@ -197,6 +203,12 @@ def fit_chart(
     axis.set_xlabel("input", fontsize=_SMALL)
     axis.set_ylabel("target", fontsize=_SMALL)
     return figure
+
+
+def _at_most_one(axis: Axes) -> None:
+    """End the axis of a share a little above 100 %."""
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, min(high, 1.004))
 
 
 def _percent(value: float, _: object = None) -> str:
