@@ -108,4 +108,4 @@ def demo(
     say(f"{time.monotonic() - began:.0f} s. Intervals are 95 %, over tasks. Files:")
     for file in result.files:
         say(f"  {file}")
-    say(f"Next: ibaml evaluate {run.path}; ibaml train --help")
+    say(f"Next: ibaml report {run.path} (a page to look at); ibaml train --help")

@@ -81,6 +81,8 @@ def _text(found: Mapping[str, Any], name: str) -> str:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Names and values, those of tables in tables too."""
     for name, found in values.items():
+        if isinstance(found, list) and any(isinstance(one, Mapping) for one in found):
+            found = {str(place): one for place, one in enumerate(found, start=1)}
         if isinstance(found, Mapping):
             yield from _flat(found, f"{prefix}{name} · ")
         else:
