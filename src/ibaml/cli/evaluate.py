@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +72,8 @@ def evaluate(
         say(f"adaptation diverged in {most} of {protocol.tasks} {what}: there the prior predicts")
     for file in files:
         say(f"  {file}")
+    if out is None:
+        say(f"Next: ibaml report {shlex.quote(str(run))} (a page of it)")
 
 
 def compare(

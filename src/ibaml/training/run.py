@@ -325,6 +325,12 @@ def open_run(path: str | Path) -> Run:
     return Run(path, settings, data)
 
 
+def origin(run: Run) -> dict[str, Any]:
+    """Where a run comes from, as config.json tells it: versions, git revision, command."""
+    content = _config(run.path)
+    return {name: content.get(name) for name in ("ibaml", "versions", "git", "command")}
+
+
 def begun_here(path: Path) -> bool:
     """Whether a run was begun by the torchrun that started this process, which may have restarted
     it."""
