@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ibaml.artifact import load_posterior
     from ibaml.curvature import Curvature
     from ibaml.diagnostics import Diagnostics
+    from ibaml.doctor.checkup import Checkup, check
     from ibaml.energy import Categorical, Gaussian, Likelihood
     from ibaml.estimators import FewShotClassifier, FewShotRegressor
     from ibaml.gradient import FirstOrder, Implicit, Record, Reptile, Unrolled, implicit_solve
@@ -67,6 +68,7 @@ else:
             "artifact": ("load_posterior",),
             "curvature": ("Curvature",),
             "diagnostics": ("Diagnostics",),
+            "doctor.checkup": ("Checkup", "check"),
             "energy": ("Categorical", "Gaussian", "Likelihood"),
             "estimators": ("FewShotClassifier", "FewShotRegressor"),
             "gradient": (
@@ -125,6 +127,7 @@ __all__ = [
     "Adam",
     "Belief",
     "Categorical",
+    "Checkup",
     "ClassMeans",
     "Classifier",
     "ConjugateGradient",
@@ -161,6 +164,7 @@ __all__ = [
     "TaskBatch",
     "Unrolled",
     "__version__",
+    "check",
     "energy",
     "evaluation",
     "gradient",
