@@ -1,0 +1,2 @@
+from pathlib import Path
+def draw_all(folder: Path) -> None: pass
