@@ -40,3 +40,12 @@ generated = HERE / "generated"
 reference.write(HERE / "api.md", generated)
 pictures.draw_all(generated)
 default_role = "code"
+
+
+def not_ours(app, what, name, thing, skip, options):
+    """scikit-learn puts methods for the routing of metadata into every estimator."""
+    return skip or (name.startswith("set_") and name.endswith("_request"))
+
+
+def setup(app):
+    app.connect("autodoc-skip-member", not_ours)

@@ -2,9 +2,9 @@
 
     python examples/active_labelling.py
 
-Handwritten digits of scikit-learn. What makes digits differ is learned from five of them; the other
-five have one label in all, and hundreds of pictures wait. The classifier asks for the one that tells it
-most, until it is right nine times in ten; labels in random order are the comparison.
+Handwritten digits of scikit-learn. What makes digits differ is learned from five of them. The other
+five have one label in all, and hundreds of pictures wait. The classifier asks for the one that
+tells it most, until it is right nine times in ten. Labels in random order are the comparison.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Your own photographs: a folder for each class, and answers with how sure they are.
 
-    python examples/photographs.py products/ new/      # without folders it draws pictures of its own
+    python examples/photographs.py products/ new/        # without folders it draws some
 
 Nothing is trained: a pre-trained network reads the pictures, and a prior from other photographs
 says which differences matter. `ibaml predict products/ new/ --out answers` does the same, with a

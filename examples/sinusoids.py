@@ -1,6 +1,8 @@
 """Sinusoids with bands: learn what curves look like, then draw one from three points.
 
     python examples/sinusoids.py        # writes sinusoids.png
+
+A task is one curve. Where it has no points, the band says how little is known.
 """
 
 import sys

@@ -89,6 +89,11 @@ def test_a_single_process_has_the_plain_gradient():
 def test_a_second_call_inside_is_refused():
     learner = learner_of(0)
     batch = TASKS.batch(seed=0, keys=range(2), support=5, query=10).to(torch.float64)
-    with pytest.raises(RuntimeError, match="call it once"), sum_gradients(learner):
-        learner(batch).backward()
-        learner(batch).backward()
+
+    def twice() -> None:
+        with sum_gradients(learner):
+            learner(batch).backward()
+            learner(batch).backward()
+
+    with pytest.raises(RuntimeError, match="call it once"):
+        twice()

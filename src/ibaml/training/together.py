@@ -69,8 +69,8 @@ def sum_gradients(learner: MetaLearner, group: dist.ProcessGroup | None = None) 
             yield
             if len(calls) > 1:
                 raise RuntimeError(
-                    f"the learner was called {len(calls)} times inside sum_gradients: call it once, "
-                    "on one TaskBatch with all tasks of this process"
+                    f"the learner was called {len(calls)} times inside sum_gradients: call it "
+                    "once, on one TaskBatch with all tasks of this process"
                 )
             counted = parameters[0].new_zeros(())
             if calls:
