@@ -45,9 +45,8 @@ def broken(site: Path) -> list[str]:
             there = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not there.is_file():
                 wrong.append(f"{path.relative_to(site.resolve())}: {link} leads to no file")
-            elif parts.fragment and there in pages:
-                if unquote(parts.fragment) not in pages[there].ids:
-                    wrong.append(f"{path.relative_to(site.resolve())}: {link} leads to no place")
+            elif there in pages and unquote(parts.fragment) not in {"", *pages[there].ids}:
+                wrong.append(f"{path.relative_to(site.resolve())}: {link} leads to no place")
     return wrong
 
 
