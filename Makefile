@@ -23,7 +23,7 @@ check: $(SETUP)  ## style and types
 	$(BIN)/mypy
 
 site: .venv/.set-up-release  ## the documentation, in build/site/; a warning is an error
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -E -a -W --keep-going -b html docs build/site
 	$(BIN)/python release/links.py build/site
 
 release-check: .venv/.set-up-release  ## wheel, sdist, site, snippets, links, examples: what a release needs
