@@ -15,7 +15,7 @@ SHORTER = {  # what is printed, and what takes seconds less
     "transformer": {"steps = 100": "steps = 2"},
     "table": {"steps = 150": "steps = 2"},
     "plain_loop": {"steps=100": "steps=2"},
-    "weight_decay": {"steps = 15\n": "steps = 1\n", "torch.linspace(-9, -1, 5": "torch.linspace(-5, -5, 1"},
+    "weight_decay": {"steps = 15\n": "steps = 1\n", "linspace(-9, -1, 5": "linspace(-5, -5, 1"},
     "active_labelling": {"order[:400]": "order[:305]"},
     "photographs": {},
 }  # fmt: skip

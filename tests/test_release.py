@@ -1,4 +1,4 @@
-"""Does the check of a release see what is wrong? (`make release-check` runs it on the real site.)"""
+"""Does the check of a release see what is wrong? (`make release-check` looks at the real site.)"""
 
 from __future__ import annotations
 
