@@ -1,6 +1,7 @@
 """Is a run the same, bit for bit, however often it is killed? SIGKILL at random moments.
 
     python benchmarks/kills.py --kills 50          # over three kinds of runs; about ten minutes
+    python benchmarks/kills.py --kills 50 --slow   # every write takes 50 ms: it is always at work
 
 Every kind is trained once without kills, and once with its share of them, resumed after each.
 """
@@ -45,9 +46,19 @@ def vectors(path: Path) -> Path:
     return path
 
 
-def start(*words: str) -> subprocess.Popen[bytes]:
+SLOW = """
+import os, time
+real = os.fsync
+os.fsync = lambda handle: (time.sleep(0.05), real(handle))
+from ibaml.cli import app
+app()
+"""
+
+
+def start(*words: str, slow: bool = False) -> subprocess.Popen[bytes]:
+    program = ["-c", SLOW] if slow else ["-m", "ibaml"]
     return subprocess.Popen(
-        [sys.executable, "-m", "ibaml", "train", *words],
+        [sys.executable, *program, "train", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -68,12 +79,14 @@ def state(run: Path, name: str) -> dict[str, torch.Tensor]:
     return unpack((run / "checkpoints" / name).read_bytes())[0]
 
 
-def survives(words: list[str], folder: Path, kills: int, chance: random.Random) -> tuple[int, bool]:
+def survives(
+    words: list[str], folder: Path, kills: int, chance: random.Random, slow: bool
+) -> tuple[int, bool]:
     """How often the run was killed, and whether it equals the undisturbed run bit for bit."""
     whole, cut = folder / "whole", folder / "cut"
     finish(start(*words, "--out", str(whole)))
     end = newest(whole)
-    process, done = start(*words, "--out", str(cut)), 0
+    process, done = start(*words, "--out", str(cut), slow=slow), 0
     while done < kills:
         goal = chance.randrange(0, max(5, end - newest(cut) - 10) // max(1, kills - done) * 2 + 5)
         goal += newest(cut)
@@ -89,7 +102,7 @@ def survives(words: list[str], folder: Path, kills: int, chance: random.Random) 
         process.communicate()
         done += 1
         again = ["--resume", str(cut)] if newest(cut) else [*words, "--out", str(cut)]
-        process = start(*again)
+        process = start(*again, slow=slow)
     finish(process)
     last = f"step-{end:08d}.safetensors"
     same = all(
@@ -104,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slow", action="store_true", help="with a slow disk")
     given = parser.parse_args()
     chance, total, good = random.Random(given.seed), 0, 0
     for i, (name, words) in enumerate(KINDS.items()):
@@ -112,7 +126,7 @@ def main() -> None:
             place = Path(folder)
             split = f"{words} {SHORT}".format(vectors=vectors(place / "vectors.npz")).split()
             began = time.monotonic()
-            kills, same = survives(split, place, share, chance)
+            kills, same = survives(split, place, share, chance, given.slow)
             total, good = total + kills, good + kills * same
             verdict = "last and best state bit-identical" if same else "DIFFERENT"
             print(
