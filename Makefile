@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.set-up
 
-.PHONY: demo test test-browser learn fuzz check format clean
+.PHONY: demo test test-browser learn fuzz check format clean site release-check
 
 demo: $(SETUP)  ## meta-train on glyphs, about two minutes; pictures in runs/demo/
 	$(BIN)/ibaml demo
@@ -29,6 +29,13 @@ check: $(SETUP)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+site: .venv/.set-up-release  ## the documentation, in build/site/; a warning is an error
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -E -a -W --keep-going -b html docs build/site
+	$(BIN)/python release/links.py build/site
+
+release-check: .venv/.set-up-release  ## wheel, sdist, site, snippets, links, examples: what a release needs
+	OMP_NUM_THREADS=1 $(BIN)/python release/check.py
+
 format: $(SETUP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -38,6 +45,10 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,test]"
 	touch $(SETUP)
+
+.venv/.set-up-release: $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[release]"
+	touch $@
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
