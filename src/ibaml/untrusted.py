@@ -58,10 +58,13 @@ def content(path: Path, most: int) -> bytes:
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(most + 1) if size <= most else b""
-    if size > most or len(data) > most:
+        pieces = [file.read(size + 1)] if size <= most else []  # read(n) takes n bytes at once
+        while pieces and pieces[-1] and size <= most:  # it may grow meanwhile, or hide its size
+            size = sum(map(len, pieces))
+            pieces.append(file.read(MB))
+    if size > most:
         raise Refused(f"has more than {most:,} bytes")
-    return data
+    return b"".join(pieces)
 
 
 @contextmanager

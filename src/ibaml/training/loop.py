@@ -21,6 +21,7 @@ from ibaml.tasks.keyed import has_tasks
 from ibaml.training.checkpoint import under, unpack
 from ibaml.training.faults import (
     Diverged,
+    OutOfMemory,
     TrainingError,
     diagnose,
     first_line,
@@ -28,7 +29,7 @@ from ibaml.training.faults import (
     unsolved,
     what_to_lower,
 )
-from ibaml.training.fitting import fit_memory
+from ibaml.training.fitting import fit_memory, release
 from ibaml.training.outer import (
     Average,
     build_optimizer,
@@ -161,13 +162,44 @@ class Trainer:
             p.grad = torch.zeros_like(p)
         self.learner.train()
         with self.learner.one_meta_step() as statistics:
-            for chunk in _chunks(keys, settings.micro_batch or len(keys)):
-                sums += self._add_gradient(chunk, mix(settings.seed, _NOISE, step))
+            lacking = ""
+            try:
+                for chunk in _chunks(keys, settings.micro_batch or len(keys)):
+                    sums += self._add_gradient(chunk, mix(settings.seed, _NOISE, step))
+            except Exception as error:  # no longer kept after this block: it holds the tensors
+                if not out_of_memory(error):
+                    raise
+                lacking = first_line(error)
             gradients = [p.grad for p in self.parameters if p.grad is not None]
-            self.processes.add_up([*gradients, sums, caught, *statistics.tensors()])
+            failed = like.new_tensor(float(bool(lacking)))
+            self.processes.add_up([*gradients, sums, caught, failed, *statistics.tensors()])
+            if lacking or (self.processes.world > 1 and float(failed)):  # else nothing to wait for
+                raise OutOfMemory(lacking or "in another process")
         total, counted, left_out = sums.unbind()
         torch._foreach_div_(gradients, counted.clamp(min=1))
         return total / counted, counted, left_out, caught
+
+    def _gradient_that_fits(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The gradient of the next iteration; by fewer tasks at a time if memory runs out."""
+        while True:
+            try:
+                return self.gradient(self.step)
+            except OutOfMemory as error:
+                lacking = str(error)
+            release(self.learner)
+            before = self.settings.micro_batch or self.settings.tasks  # the same in every process
+            if before == 1:
+                raise TrainingError(
+                    f"out of memory in iteration {self.step + 1} ({lacking}): lower "
+                    f"{what_to_lower(self.settings)}"
+                )
+            now = (before + 1) // 2
+            self._settle(micro_batch=now)
+            self._tell(
+                "message",
+                f"out of memory in iteration {self.step + 1} with {before} task(s) at once "
+                f"({lacking}): {now} at a time from here on, which rounds sums differently",
+            )
 
     def _add_gradient(self, keys: Sequence[int], seed: int) -> Tensor:
         """Add the sum of these tasks' gradients. (The memory of one micro-batch is free before the
@@ -193,7 +225,7 @@ class Trainer:
 
     def advance(self) -> Step:
         """One meta-iteration."""
-        loss, counted, left_out, caught = self.gradient(self.step)
+        loss, counted, left_out, caught = self._gradient_that_fits()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         parts = [loss, counted, left_out, norm, *caught]
         figures = torch.stack([t.to(norm.dtype) for t in parts]).tolist()
