@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ibaml.tasks.errors import DataError
-from ibaml.untrusted import DOCUMENT, content, first_line, parsed_json
+from ibaml.untrusted import DOCUMENT, content, first_line, opened, parsed_json
 
 FORMAT = 1  # part of every entry's name, so that a new layout never reads an old entry
 STORE = "ibaml-datasets"
@@ -111,7 +111,10 @@ def cached(
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return _read(entry)
+    try:
+        return _read(entry)
+    except (OSError, ValueError):  # removed by another process, which had found it damaged
+        return array, facts
 
 
 def growing(name: str, digest: str) -> Path:
@@ -155,7 +158,8 @@ def _read(entry: Path) -> tuple[np.ndarray, dict[str, Any]]:
     if not isinstance(facts, dict):
         raise ValueError("its facts are none")
     try:
-        return np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False), facts
+        with opened(entry / "images.npy"):  # a pipe would be waited for
+            return np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False), facts
     except Exception as error:  # the parser may raise anything on a broken header
         raise ValueError(first_line(error)) from error
 
