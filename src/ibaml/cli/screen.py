@@ -40,6 +40,7 @@ def errors_as_sentences() -> Iterator[None]:
     """Print an error that a person can fix as a sentence without a traceback, and exit with 1."""
     from ibaml.tasks.download import DownloadError
     from ibaml.training import TrainingError
+    from ibaml.training.faults import first_line, out_of_memory
 
     mended = (
         ValueError, OSError, DownloadError, TrainingError, FloatingPointError, MissingLibrary,
@@ -49,6 +50,11 @@ def errors_as_sentences() -> Iterator[None]:
         yield
     except mended as error:
         say(f"Error: {error or 'there is not enough memory'}", style="red")
+        raise typer.Exit(1) from error
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        say(f"Error: there is not enough memory ({first_line(error)})", style="red")
         raise typer.Exit(1) from error
 
 
