@@ -31,6 +31,7 @@ from ibaml.assessment import Protocol, assess
 from ibaml.evaluation import Interval, mean_interval
 from ibaml.tasks import EpisodeTasks
 from ibaml.tasks.inspect import nearest_centroid
+from ibaml.tasks.keyed import TableTasks
 from ibaml.training import open_run
 
 ITERATIONS = {"glyphs": 60, "photographs": 40, "embeddings": None, "table": 300}
@@ -81,7 +82,8 @@ def row(kind: str, words: list[str], seed: int, out: Path) -> tuple[str, bool]:
         _, before = scores(trained(kind, words, seed, True, out), TASKS[kind])
         lead, by = mean_interval(before["nll"] - ours["nll"]), "nll"
     if kind == "table":
-        level = mean_interval(ours["mse"])
+        assert isinstance(source, TableTasks)
+        level = mean_interval(ours["mse"] / source.target.unit**2)
         figure, clear = f"RMSE {level.value**0.5:.3f} spreads", level.high < 1
     else:
         level = mean_interval(ours["accuracy"])
@@ -115,8 +117,6 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     split = ["--splits", str(given.splits)] if given.splits else []
     vectors = given.out / "embeddings.npz"
-    if not vectors.exists() and (not given.only or "embeddings" in given.only):
-        command("embed", given.photographs, "--out", vectors)
     kinds = {
         "table": ["--data", str(given.table), "--task", "country", "--features", "year",
                   "--target", "lifeExp", "--shots", "3"],
@@ -128,6 +128,8 @@ def main() -> None:
     for kind, words in kinds.items():
         if given.only and kind not in given.only:
             continue
+        if kind == "embeddings" and not vectors.exists():
+            command("embed", given.photographs, "--out", vectors)
         for seed in range(given.seeds):
             text, good = row(kind, words, seed, given.out)
             learned, total = learned + good, total + 1

@@ -271,8 +271,8 @@ def differences(whole: Path, cut: Path) -> list[str]:
 
 
 def go_on(folder: Path) -> None:
-    """Train, evaluate, adapt, save and load again and again, until the folder is gone; each time a
-    line with the resources of this process."""
+    """Train, evaluate, adapt, save and load again and again, until there is a file named stop; each
+    time a line with the resources of this process."""
     import ibaml
     from ibaml.assessment import Protocol, assess
     from ibaml.training import resolve, resume, train
@@ -280,19 +280,14 @@ def go_on(folder: Path) -> None:
     given = {"data": "sinusoids", "hidden": "8", "queries": 5, "tasks": 4, "iterations": 20,
              "checkpoint_every": 5, "val_every": 10, "val_tasks": 4, "threads": 1}  # fmt: skip
     x, y = torch.randn(5, 1), torch.randn(5, 1)
-    while folder.exists():
-        try:
-            run, _ = train(resolve(given), folder / "steady")
-            resume(run.path, iterations=30)
-            assess(run, Protocol(tasks=10))
-            learner = ibaml.load(run.path)
-            learner.adapt(x, y).save(folder / "p.ibaml")
-            ibaml.load_posterior(folder / "p.ibaml").predict(x)
-            shutil.rmtree(run.path)
-        except OSError:
-            if folder.exists():
-                raise
-            return
+    while not (folder / "stop").exists():
+        run, _ = train(resolve(given), folder / "run")
+        resume(run.path, iterations=30)
+        assess(run, Protocol(tasks=10))
+        learner = ibaml.load(run.path)
+        learner.adapt(x, y).save(folder / "p.ibaml")
+        ibaml.load_posterior(folder / "p.ibaml").predict(x)
+        shutil.rmtree(run.path)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         threads = len(os.listdir("/proc/self/task"))
         print(json.dumps([pages * os.sysconf("SC_PAGE_SIZE") / 1e6,
@@ -357,7 +352,7 @@ def soak(minutes: float, seed: int, folder: Path) -> int:
             done += 1
             shutil.rmtree(cut)
     finally:
-        shutil.rmtree(steady, ignore_errors=True)
+        (steady / "stop").touch()
         try:
             beside.wait(timeout=120)
         except subprocess.TimeoutExpired:

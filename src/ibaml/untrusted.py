@@ -64,6 +64,8 @@ def content(path: Path, most: int) -> bytes:
             pieces.append(file.read(MB))
     if size > most:
         raise Refused(f"has more than {most:,} bytes")
+    if None in pieces:  # one of /proc, say, that is not opened to be waited for
+        raise Refused("has nothing to read, and may never have")
     return b"".join(pieces)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ibaml.files import at_home
 from ibaml.tasks.errors import DataError
 from ibaml.untrusted import DOCUMENT, content, first_line, opened, parsed_json
 
@@ -61,9 +62,12 @@ class Cleared:
 def cache_folder() -> Path:
     """``IBAML_CACHE``, or ``ibaml`` in the user's cache directory."""
     if given := os.environ.get("IBAML_CACHE"):
-        return Path(given).expanduser()
+        return at_home(given)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ibaml"
+    folder = Path(base) if base else at_home("~/.cache")
+    if not folder.is_absolute():
+        raise DataError("there is no home folder for the cache: set IBAML_CACHE to a folder")
+    return folder / "ibaml"
 
 
 def store_folder() -> Path:

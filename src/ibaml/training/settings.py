@@ -280,7 +280,9 @@ class Settings:
     dtype: str = setting(
         "float32", "Number format: float32 or float64.", _RUN, choices=("float32", "float64")
     )
-    threads: int | None = setting(None, "CPU threads per process.", _RUN, least=1, shown="torch's")
+    threads: int | None = setting(
+        None, "CPU threads per process.", _RUN, least=1, most=1024, shown="torch's"
+    )
     execution: str = setting(
         "auto", "How tasks run at once: auto, loop (the reference), single, vmap, fold or head.",
         _RUN, choices=EXECUTIONS,
