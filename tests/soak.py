@@ -91,7 +91,7 @@ def full_disk(process: subprocess.Popen[str], disk: Disk) -> None:
     if disk.mounted:
         disk.fill()
     else:
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (5000, 5000))
+        limit(process, resource.RLIMIT_FSIZE, 5000)
 
 
 def no_memory(process: subprocess.Popen[str], disk: Disk) -> None:
@@ -101,7 +101,12 @@ def no_memory(process: subprocess.Popen[str], disk: Disk) -> None:
     except (OSError, IndexError):  # it has just ended
         return
     most = pages * os.sysconf("SC_PAGE_SIZE") + 4_000_000
-    resource.prlimit(process.pid, resource.RLIMIT_AS, (most, most))
+    limit(process, resource.RLIMIT_AS, most)
+
+
+def limit(process: subprocess.Popen[str], kind: int, most: int) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        resource.prlimit(process.pid, kind, (most, most))
 
 
 def send(number: int) -> Callable[[subprocess.Popen[str], Disk], None]:
