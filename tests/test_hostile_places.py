@@ -231,3 +231,17 @@ def test_a_picture_named_in_another_alphabet_is_read(tmp_path):
     with open(place, "wb") as file:
         file.write(picture("PNG"))
     assert read_file(Path(os.fsdecode(place))) == picture("PNG")
+
+
+@posix
+def test_names_tell_the_terminal_nothing(tmp_path):
+    """An escape sequence may rename the window or hide text; U+202E turns what follows around."""
+    odd = "\x1b]0;mine\x07\x1b[31m\u202e"
+    for name in (f"a{odd}", "b", "c"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        (tmp_path / "d" / name / "1.png").write_bytes(picture("PNG"))
+    (tmp_path / "d" / "b" / f"{odd}.png").write_bytes(b"no picture")
+    for words in (["info"], ["check"]):
+        done = CliRunner().invoke(app, ["data", *words, str(tmp_path / "d"), "--image-size", "8"])
+        assert not set("\x1b\x07\u202e") & set(done.output)
+    assert r"\x1b]0;mine" in done.output
