@@ -62,6 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ibaml energy": {**IBAML, "curvature": "energy"},
     "ibaml lemma": {**IBAML, "curvature": "lemma"},
     "ibaml head": {**IBAML, "adapt": "head"},
+    "ibaml full": {"adapt": "head", "posterior": "full"},
 }
 
 
@@ -114,24 +115,26 @@ def check_episodes(device: str) -> None:
 
 def check_no_waiting() -> None:
     """The implicit meta-step never waits for the device (a validated batch is known already)."""
-    for kind in ("ggn", "energy", "lemma"):
-        for adapt in ("all", "head"):
-            model = ibaml.nn.conv4(3, 8, 1, 28).cuda()
-            learner = ibaml.methods.ibaml(
-                model, **{**IBAML, "steps": 5, "curvature": kind, "adapt": adapt}
-            )
-            tasks = batch((1, 28, 28), torch.float32).to("cuda")
-            for _ in range(3):  # the first call checks the kind of batch, the third records
-                learner(tasks).backward()
-            torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                learner(tasks).backward()
-                print(f"no waiting: {kind}, adapt={adapt}")
-            except RuntimeError as error:
-                print(f"waits: {kind}, adapt={adapt}: {error}")
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
+    arms = {
+        f"{kind}, adapt={adapt}": {**IBAML, "steps": 5, "curvature": kind, "adapt": adapt}
+        for kind in ("ggn", "energy", "lemma")
+        for adapt in ("all", "head")
+    }
+    for name, options in {**arms, "full posterior": METHODS["ibaml full"]}.items():
+        model = ibaml.nn.conv4(3, 8, 1, 28).cuda()
+        learner = ibaml.methods.ibaml(model, **options)
+        tasks = batch((1, 28, 28), torch.float32).to("cuda")
+        for _ in range(3):  # the first call checks the kind of batch, the third records
+            learner(tasks).backward()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            learner(tasks).backward()
+            print(f"no waiting: {name}")
+        except RuntimeError as error:
+            print(f"waits: {name}: {error}")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def check_captured() -> None:

@@ -52,6 +52,13 @@ KINDS = {
         "--val-every 20 --val-tasks 4 --dtype float64 --no-tensorboard"
     ),
 }
+SLOW = """
+import os, time
+real = os.fsync
+os.fsync = lambda handle: (time.sleep(0.05), real(handle))
+from ibaml.__main__ import main
+main()
+"""  # every write takes 50 ms, so that the process is always at it
 ROUNDING = 1e-6  # relative, in float64, after 150 iterations
 
 
@@ -184,14 +191,14 @@ class Soak:
             "MALLOC_MMAP_THRESHOLD_": "65536",  # freed memory is given back, so that more is needed
         }  # fmt: skip
 
-    def start(self, run: Path, words: list[str]) -> subprocess.Popen[str]:
+    def start(self, run: Path, words: list[str], slow: bool = False) -> subprocess.Popen[str]:
         begun = newest_file(run) is not None
         if run.exists() and not begun:
             shutil.rmtree(run)
         again = ["--resume", str(run)] if begun else [*words, "--out", str(run)]
         return subprocess.Popen(
-            [sys.executable, "-m", "ibaml", "train", *again], stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, env=self.environment(),
+            [sys.executable, *(["-c", SLOW] if slow else ["-m", "ibaml"]), "train", *again],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment(),
         )  # fmt: skip
 
     def whole(self, words: list[str], run: Path) -> None:
@@ -204,7 +211,9 @@ class Soak:
     def disturbed(self, words: list[str], run: Path, events: list[str]) -> None:
         """Train with these events, one in each process, then to the end."""
         for name in [*events, None]:
-            process = self.start(run, words)
+            slow = name is not None and self.draw.random() < 0.3
+            self.counts["slow disk"] += slow
+            process = self.start(run, words, slow)
             if name is not None:
                 self._wait(process, run)
                 EVENTS[name][0](process, self.disk)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from ibaml.assessment import Protocol, assess, assess_learner, differences, open_test
 from ibaml.cli import app
+from ibaml.evaluation.at_once import fitting, tasks_at_once
 from ibaml.evaluation.predict import score_tasks
 from ibaml.training import load, open_run, resolve, train
 from live_bytes import peak_bytes
@@ -91,6 +92,16 @@ def test_scores_do_not_depend_on_the_tasks_at_once(runs, name):
             for name in {field.name for field in fields(scores)} - {"groups"}:
                 one, other = (getattr(s, name) for s in (scores, second[protocol]))
                 np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_as_many_tasks_are_judged_at_once_as_fit(runs):
+    assert fitting(1e9, None, 128) == 128
+    assert fitting(1e9, int(300e9), 128) == 128
+    assert fitting(1e9, int(100e9), 128) == 32
+    assert fitting(1e9, int(1e9), 128) == 1
+    asked = []
+    assert tasks_at_once(load(runs / "ours"), asked.append) == 16
+    assert asked == [], "on a CPU nothing is measured"
 
 
 def test_memory_does_not_grow_with_the_number_of_tasks(runs):

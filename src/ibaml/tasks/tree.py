@@ -101,6 +101,9 @@ class Tree:
         return digest.hexdigest()
 
 
+_LITTER = (".", "__MACOSX")  # how names begin that are hidden, or were added by an archiver
+
+
 def _walk(root: Path) -> Iterator[str]:
     """The regular files under a folder. A link to a folder is followed if that was not visited
     yet, so each folder is read once, and a cycle ends; real folders come before links to them."""
@@ -115,7 +118,7 @@ def _walk(root: Path) -> Iterator[str]:
                 continue
             visited.add(_identity(target))
         for entry in sorted(_entries(root / prefix), key=lambda one: one.name):
-            if _litter(entry.name):
+            if entry.name.startswith(_LITTER):
                 continue
             link = entry.is_symlink()
             if link and os.path.isdir(entry.path):
@@ -158,7 +161,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 def _litter(name: str) -> bool:
     """Whether a file is hidden, or was added by an archiver."""
-    return any(part != "." and part.startswith((".", "__MACOSX")) for part in name.split("/"))
+    return any(part != "." and part.startswith(_LITTER) for part in name.split("/"))
 
 
 def _safe(info: zipfile.ZipInfo, root: Path) -> str:

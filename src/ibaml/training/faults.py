@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -24,16 +24,18 @@ class OutOfMemory(TrainingError):
     """A meta-step did not fit into memory, in this process or another."""
 
 
-def diagnose(learner: MetaLearner, settings: Settings) -> str:
-    """What went wrong in the last call of the learner, and in the gradients it left."""
+def diagnose(
+    learner: MetaLearner,
+    settings: Settings,
+    diagnostics: Diagnostics | None,
+    gradients: Mapping[str, Tensor | None] | None,
+) -> str:
+    """What went wrong in an iteration, from the diagnostics of its last call (if there was one in
+    this process) and the meta-gradient that it left; and in the weights as they are now."""
     sentences = []
-    try:
-        diagnostics: Diagnostics | None = learner.diagnostics
-    except RuntimeError:
-        diagnostics = None
     if diagnostics is not None and bool(diagnostics.left_out.any()):
         sentences.append(_inner(learner, diagnostics, settings))
-    if nonfinite := _first_nonfinite((n, p.grad) for n, p in learner.named_parameters()):
+    if nonfinite := _first_nonfinite((gradients or {}).items()):
         name, value = nonfinite
         sentences.append(
             f"the meta-gradient of {name} is {value}: lower meta_lr (now {settings.meta_lr:g}) or "
@@ -138,11 +140,9 @@ def what_to_lower(settings: Settings) -> str:
     return ", ".join(names)
 
 
-def unsolved(learner: MetaLearner) -> str:
-    """A sentence if the linear systems of the last gradient were not solved, else empty."""
-    try:
-        diagnostics = learner.diagnostics
-    except RuntimeError:
+def unsolved(diagnostics: Diagnostics | None) -> str:
+    """A sentence if the linear systems of a gradient were not solved, else empty."""
+    if diagnostics is None:
         return ""
     unsolved, residual = diagnostics.unsolved, diagnostics.cg_residual
     if unsolved is None or residual is None or not bool(unsolved.any()):

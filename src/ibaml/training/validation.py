@@ -9,6 +9,7 @@ import torch
 
 from ibaml.energy import Categorical
 from ibaml.evaluation import Scores
+from ibaml.evaluation.at_once import MOST, ON_CPU
 from ibaml.evaluation.predict import fit_temperature, score_tasks
 from ibaml.learner import MetaLearner
 from ibaml.tasks import TaskSource
@@ -57,7 +58,9 @@ def _rows(
     on_message: Callable[[str], None],
 ) -> list[dict[str, int | float]]:
     """The scores of this process's tasks, one row each."""
-    at_once = min(settings.micro_batch or 16, 16)
+    at_once = None  # as many as fit
+    if next(learner.parameters()).device.type == "cpu":
+        at_once = min(settings.micro_batch or ON_CPU, ON_CPU)
     likelihood = learner.likelihood
     fits = isinstance(likelihood, Categorical) and likelihood.log_fit is not None
     if not keys and not fits:
@@ -84,7 +87,8 @@ def _rows(
                 f"out of memory in validation ({lacking}): lower {what_to_lower(settings)}"
             )
         release(learner)
-        before, at_once = at_once, (at_once + 1) // 2
+        before = at_once or MOST
+        at_once = (before + 1) // 2
         on_message(
             f"validation: out of memory with {before} task(s) at once ({lacking}); again with "
             f"{at_once}"

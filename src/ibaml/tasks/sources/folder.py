@@ -54,7 +54,9 @@ def image_folder(
     trees = [Tree.open(one) for one in roots]
     images = [[n for n in tree.names if is_image(n)] for tree in trees]
     layout = read_layout([n for names in images for n in names], origin, class_level)
-    for note in layout.notes + tuple(note for tree in trees for note in _empty(tree)):
+    for note in layout.notes + tuple(
+        note for tree, names in zip(trees, images, strict=True) for note in _empty(tree, names)
+    ):
         warnings.warn(note, DataWarning, stacklevel=2)
     if layout.splits is not None and splits is not None:
         raise DataError(
@@ -168,11 +170,11 @@ def _refuse_overlap(roots: Sequence[str | Path]) -> None:
                 raise DataError(f"{one} lies in {other}, or is it: name the outer folder alone")
 
 
-def _empty(tree: Tree) -> list[str]:
-    """A sentence for folders directly in the root without an image."""
+def _empty(tree: Tree, images: Sequence[str]) -> list[str]:
+    """A sentence for folders directly in the root without one of its images."""
     if tree.zipped:
         return []
-    holding = {n.split("/")[0] for n in tree.names if is_image(n)}
+    holding = {n.partition("/")[0] for n in images}
     folders = sorted(p.name for p in tree.root.iterdir() if p.is_dir())
     empty = [f for f in folders if not f.startswith((".", "__MACOSX")) and f not in holding]
     return [f"{tree.root}: no image in {', '.join(map(repr, empty))}"] if empty else []
