@@ -179,6 +179,7 @@ class Soak:
     folder: Path
     disk: Disk
     draw: random.Random
+    apart: int = 100  # the most iterations between two events
     wrong: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -235,7 +236,7 @@ class Soak:
 
     def _wait(self, process: subprocess.Popen[str], run: Path) -> None:
         """Until a random moment of the run."""
-        goal = step(run) + self.draw.randrange(0, 100)
+        goal = step(run) + self.draw.randrange(0, self.apart)
         until = time.monotonic() + 120
         while step(run) < goal and process.poll() is None and time.monotonic() < until:
             time.sleep(0.005)

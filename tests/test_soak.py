@@ -75,9 +75,9 @@ def test_growth_is_seen_and_a_steady_process_is_not_accused():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process")
 def test_a_run_whose_disk_is_full_is_resumed_to_the_same_end(tmp_path):
-    given = {**GIVEN, "iterations": 110, "val_tasks": 2, "val_every": 50}
+    given = {**GIVEN, "iterations": 40, "val_tasks": 2, "val_every": 20}
     train(waves(**given), tmp_path / "whole")
-    work = Soak(tmp_path, Disk(tmp_path / "disk"), random.Random(2))
+    work = Soak(tmp_path, Disk(tmp_path / "disk"), random.Random(2), apart=20)
     work.disk.path.mkdir()
     cut = tmp_path / "disk" / "cut"
     work.disturbed(words(given), cut, ["full disk"])
