@@ -13,7 +13,7 @@ from torch import Tensor
 
 LIMIT = 3.0  # largest |log t|, for tasks that do not bound it (all answers right, or all at chance)
 _ROUNDS, _POINTS = 4, 13
-_AT_ONCE = 2**16  # numbers
+_AT_ONCE, _ON_DEVICE = 2**16, 2**22  # numbers
 
 
 @torch.no_grad()
@@ -35,9 +35,8 @@ def fit_log_temperature(
         grid = torch.linspace(-1, 1, _POINTS, dtype=torch.float64) * reach + center
         grid = grid.clamp(-LIMIT, LIMIT)
         sums = torch.zeros_like(grid)
-        for z, y in pieces:
-            for i, log_t in enumerate(grid.tolist()):
-                sums[i] += _nll(z, y, log_t)
+        for z, y in pieces:  # a device is waited for once a piece
+            sums += torch.stack([_nll(z, y, log_t) for log_t in grid.tolist()]).cpu()
         add_up([sums])
         best = int(sums.argmin())
         center = float(grid[best])
@@ -47,15 +46,17 @@ def fit_log_temperature(
 
 def _pieces(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits (C, T, S, M), the classes first as `ibaml.heads.few` explains, and labels to pick from
-    them, a few tasks at a time: they are read 52 times, from the processor's cache."""
-    tasks = max(1, _AT_ONCE // max(1, z[0].numel()))
+    them, a few tasks at a time: they are read 52 times, from the processor's cache. A device takes
+    more at a time, for every piece costs it a wait."""
+    at_once = _AT_ONCE if z.device.type == "cpu" else _ON_DEVICE
+    tasks = max(1, at_once // max(1, z[0].numel()))
     for some, theirs in zip(z.split(tasks), y.split(tasks), strict=True):
         index = theirs.long()[None, :, None].expand(1, *some.shape[:-1])
         yield some.double().movedim(-1, 0).contiguous(), index
 
 
-def _nll(z: Tensor, index: Tensor, log_t: float) -> float:
+def _nll(z: Tensor, index: Tensor, log_t: float) -> Tensor:
     """−log of the averaged probability of the right class, summed over all predictions."""
     right = (z * math.exp(log_t)).log_softmax(0).gather(0, index)[0]
     averaged = right.logsumexp(1) - math.log(right.shape[1])
-    return -float(averaged.sum(dtype=torch.float64))
+    return -averaged.sum(dtype=torch.float64)
