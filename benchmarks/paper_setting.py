@@ -40,7 +40,7 @@ STATISTICS = {"batch": "batch", "own": None}  # of batch norm
 Settings = dict[str, Any]
 EXACT: Settings = {"curvature": "energy", "block": "mean"}
 OURS: Settings = {
-    "method": "ibaml", "adapt": "all", "solver": "descent", "inner_lr": 0.03, "steps": 15,
+    "method": "ibaml", "adapt": "all", "solver": "polyak", "inner_lr": 0.1, "steps": 15,
     "samples": 2, "lam": 0.1, "init_log_var": -9.0, "stopping": "auto", **EXACT,
 }  # fmt: skip
 MAML: Settings = {"method": "maml", "solver": "polyak", "inner_lr": 0.03}
@@ -49,8 +49,7 @@ LAST: Settings = {**OURS, "adapt": "last"}
 GGN: Settings = {"curvature": "ggn", "block": "all"}
 SOLVED: Settings = {**OURS, "stopping": "off", "cg_steps": 50}
 UNROLLED: Settings = {
-    **ABML, "solver": "descent", "objective": "query", "steps": 15, "samples": 2,
-    "init_log_var": -9.0,
+    **ABML, "inner_lr": 0.1, "objective": "query", "steps": 15, "samples": 2, "init_log_var": -9.0,
 }  # fmt: skip
 
 
@@ -65,14 +64,16 @@ ARMS: dict[str, tuple[Settings, str]] = {
     "MAML": (MAML, ""),
     "ABML": (ABML, "MAML"),
     # the step size: fixed, or Polyak's up to a limit
-    "alpha 0.1": ({**OURS, "inner_lr": 0.1}, "iBaML"),
-    "alpha 0.01": ({**OURS, "inner_lr": 0.01}, "iBaML"),
-    "Polyak up to 0.03": ({**OURS, "solver": "polyak"}, "iBaML"),
-    "Polyak up to 0.1": ({**OURS, "solver": "polyak", "inner_lr": 0.1}, "iBaML"),
+    "alpha 0.1": ({**OURS, "solver": "descent"}, "iBaML"),
+    "alpha 0.03": ({**OURS, "solver": "descent", "inner_lr": 0.03}, "iBaML"),
+    "alpha 0.01": ({**OURS, "solver": "descent", "inner_lr": 0.01}, "iBaML"),
+    "Polyak up to 0.03": ({**OURS, "inner_lr": 0.03}, "iBaML"),
+    "Polyak up to 0.3": ({**OURS, "inner_lr": 0.3}, "iBaML"),
     "MAML, alpha 0.1": ({**MAML, "solver": "descent", "inner_lr": 0.1}, "MAML"),
     "MAML, alpha 0.03": ({**MAML, "solver": "descent"}, "MAML"),
     "MAML, alpha 0.01": ({**MAML, "solver": "descent", "inner_lr": 0.01}, "MAML"),
     "MAML, Polyak up to 0.1": ({**MAML, "inner_lr": 0.1}, "MAML"),
+    "MAML, Polyak up to 0.3": ({**MAML, "inner_lr": 0.3}, "MAML"),
     "MAML, K 15": ({**MAML, "steps": 15}, "MAML"),
     "ABML, alpha 0.03": ({**ABML, "solver": "descent"}, "ABML"),
     "ABML, alpha 0.01": ({**ABML, "solver": "descent", "inner_lr": 0.01}, "ABML"),
@@ -99,8 +100,8 @@ ARMS: dict[str, tuple[Settings, str]] = {
     "meta-lr 0.01": ({**OURS, "meta_lr": 0.01}, "iBaML"),
     "t learned": ({**OURS, "temperature": "learned"}, "iBaML"),
     "point": (
-        {"method": "imaml", "adapt": "all", "inner_lr": 0.03, "steps": 15, "lam": 0.1,
-         "curvature": "energy", "stopping": "auto"}, "iBaML",
+        {"method": "imaml", "adapt": "all", "solver": "polyak", "inner_lr": 0.1, "steps": 15,
+         "lam": 0.1, "curvature": "energy", "stopping": "auto"}, "iBaML",
     ),
     # between head and all
     "last block": (LAST, "iBaML"),
@@ -123,7 +124,7 @@ def meta_train(name: str, given: argparse.Namespace) -> dict[str, Any]:
             "tasks": given.batch, "seed": given.seed, "val_every": iterations, "keep": 1,
             "log_every": max(1, iterations // 20), "checkpoint_every": iterations,
             "device": given.device, "precision": given.precision, "tensorboard": False,
-            "temperature": "fitted", **chosen,
+            "temperature": given.temperature, **chosen,
         }
     )  # fmt: skip
     folder = Path(tempfile.mkdtemp()) / "run"
@@ -159,7 +160,17 @@ def meta_train(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _identity(given: argparse.Namespace) -> dict[str, Any]:
-    names = ("shots", "seed", "side", "channels", "train_tasks", "batch", "split", "scored")
+    names = (
+        "shots",
+        "seed",
+        "side",
+        "channels",
+        "train_tasks",
+        "batch",
+        "split",
+        "scored",
+        "temperature",
+    )
     return {name: getattr(given, name) for name in names}
 
 
@@ -225,6 +236,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--scored", type=int, default=300, help="tasks")
     parser.add_argument("--split", choices=("val", "test"), default="val")
+    parser.add_argument("--temperature", default="fitted")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="full")
     parser.add_argument("--processes", type=int, default=1)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from ibaml.assessment import Protocol, assess, assess_learner, differences, open_test
 from ibaml.cli import app
+from ibaml.evaluation.at_once import fitting, tasks_at_once
 from ibaml.evaluation.predict import score_tasks
 from ibaml.training import load, open_run, resolve, train
 from live_bytes import peak_bytes
@@ -93,6 +94,16 @@ def test_scores_do_not_depend_on_the_tasks_at_once(runs, name):
                 np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+def test_as_many_tasks_are_judged_at_once_as_fit(runs):
+    assert fitting(1e9, None, 128) == 128
+    assert fitting(1e9, int(300e9), 128) == 128
+    assert fitting(1e9, int(100e9), 128) == 32
+    assert fitting(1e9, int(1e9), 128) == 1
+    asked = []
+    assert tasks_at_once(load(runs / "ours"), asked.append) == 16
+    assert asked == [], "on a CPU nothing is measured"
+
+
 def test_memory_does_not_grow_with_the_number_of_tasks(runs):
     learner = load(runs / "ours")
     source = open_test(open_run(runs / "ours"), Protocol(queries=3))
@@ -150,7 +161,9 @@ def test_evaluating_twice_gives_the_same_files(runs, tmp_path):
         for file in contents(tmp_path / folder):
             assert str(tmp_path / folder / file) in shown
     first, second = contents(tmp_path / "a"), contents(tmp_path / "b")
-    names = {"reliability.png", "selective.png", "summary.json", "tasks.csv", "tasks.json"}
+    names = {
+        "reliability.png", "scores.npz", "selective.png", "summary.json", "tasks.csv", "tasks.json"
+    }  # fmt: skip
     assert first == second
     assert first.keys() == names
     assert all(first[n].startswith(PNG) for n in names if n.endswith(".png"))
@@ -213,7 +226,9 @@ def test_the_first_protocol_is_what_adapt_gives(runs):
 
 def test_a_regression_run_gives_nll_rmse_coverage_and_fits(runs, tmp_path):
     invoke("evaluate", runs / "waves", "--tasks", "5", "--out", tmp_path)
-    assert contents(tmp_path).keys() == {"fits.png", "summary.json", "tasks.csv", "tasks.json"}
+    assert contents(tmp_path).keys() == {
+        "fits.png", "scores.npz", "summary.json", "tasks.csv", "tasks.json"
+    }  # fmt: skip
     assert (tmp_path / "fits.png").read_bytes().startswith(PNG)
     figures = strict(tmp_path / "summary.json")["results"][""]
     assert figures.keys() == {"nll", "rmse", "coverage"}

@@ -67,9 +67,13 @@ def gradient(learner, loss):
     return torch.cat([p.grad.reshape(-1) for p in learner.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("method", ["maml", "abml", "imaml", "ibaml"])
+def full_head():
+    return ibaml.methods.ibaml(mlp_model(), adapt="head", posterior="full")
+
+
+@pytest.mark.parametrize("method", ["maml", "abml", "imaml", "ibaml", "full"])
 def test_the_third_batch_of_a_kind_is_recorded_and_later_ones_replayed(played, method):
-    learner = plain_learner(method, mlp_model())
+    learner = full_head() if method == "full" else plain_learner(method, mlp_model())
     captures = Captures()
     batches = [class_batch((3,), seed=i) for i in range(5)]
     for i, batch in enumerate(batches):

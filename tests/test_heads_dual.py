@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ibaml import Reason
-from ibaml.heads.dual import DualPosterior, laplace
+from ibaml.heads.dual import _UNSEEN_STEPS, DualPosterior, laplace
 from ibaml.heads.points import gaussian_points
 from ibaml.heads.prior import HeadPrior
 from ibaml.heads.variational import variational
@@ -202,6 +202,22 @@ def test_wide_priors_and_many_classes_converge(classes):
         assert posterior.steps.item() <= 20
         _, covariance = posterior.moments(features)
         assert torch.linalg.eigvalsh(covariance).min() > -1e-9
+
+
+@pytest.mark.parametrize(("classes", "shots"), [(2, 1), (5, 1), (5, 5), (20, 1)])
+def test_the_steps_of_an_accelerator_suffice_for_any_strength_of_prior(classes, shots):
+    """There twelve are taken unseen. Features have length one, as batch norm's have up to a factor;
+    the prior's variance over β is 1 to 10⁴, ours 1/(λN) at first."""
+    labels = torch.arange(classes).repeat_interleave(shots).expand(4, -1)
+    means = draw(4, classes, 64).repeat_interleave(shots, 1)
+    features = (0.5 * means + draw(4, classes * shots, 64, seed=1)).relu()
+    features = torch.nn.functional.normalize(features, dim=-1)
+    for variance in (1.0, 1e2, 1e4):
+        belief = HeadPrior(torch.zeros(64), torch.full((64,), math.log(variance)))
+        for dtype in (torch.float64, torch.float32):
+            single = HeadPrior(belief.mean.to(dtype), belief.log_var.to(dtype))
+            posterior = laplace(single, features.to(dtype), labels, classes, steps=_UNSEEN_STEPS)
+            assert (posterior.reason == Reason.CONVERGED).all()
 
 
 def test_a_task_that_is_ill_never_touches_its_neighbor():

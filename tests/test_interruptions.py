@@ -34,9 +34,12 @@ SHORT = {
 }  # fmt: skip
 
 
-def start(*arguments: str | Path, **extra: str) -> subprocess.Popen[str]:
+def start(
+    *arguments: str | Path, script: Path | None = None, **extra: str
+) -> subprocess.Popen[str]:
+    program = ["-m", "ibaml"] if script is None else [str(script)]
     return subprocess.Popen(
-        [sys.executable, "-m", "ibaml", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -287,8 +290,8 @@ print(f"{{outcome.step}} {{int(outcome.signal)}}\\n", end="")
         [*TORCHRUN, str(script)], capture_output=True, text=True, env=environment(), timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("6 15\n") == 2, done.stdout
-    assert steps(tmp_path / "run") == 6
+    assert done.stdout.count("8 15\n") == 2, done.stdout
+    assert steps(tmp_path / "run") == 8  # 5 is told of in 6, asked about in 7, agreed on in 8
 
 
 def test_a_restart_does_not_go_on_with_another_run(tmp_path):

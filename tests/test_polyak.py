@@ -100,6 +100,30 @@ def test_a_step_size_that_is_too_long_does_no_harm():
     assert (ends[PolyakDescent] < ends[GradientDescent]).all()
 
 
+@pytest.mark.parametrize("lowest", [-1e6, -1.0])
+def test_a_task_whose_energy_rose_halves_its_step_size(lowest):
+    """By hand: where the bound says nothing (E₀ is far below), α = 0.3 is too long for a curvature
+    of 10 (αh = 3), and 0.15 is not; a curvature of 5 (αh = 1.5) keeps 0.3."""
+    h = torch.tensor([[10.0], [5.0]], dtype=F64)
+    start = torch.ones(2, 1, dtype=F64)
+    energy = plain(lambda v: 0.5 * (h * v * v).sum(-1), start)
+    found = PolyakDescent(8, 0.3, lowest=lowest).solve(energy, start)
+    longest = torch.full((2, 1), 0.3, dtype=F64)
+    v, before = start, torch.full((2, 1), torch.inf, dtype=F64)
+    path = torch.zeros(2, 1, dtype=F64)
+    for _ in range(8):
+        value, slope = 0.5 * h * v * v, h * v
+        longest = torch.where(value > before, longest / 2, longest)
+        step = torch.minimum(longest, (value - lowest) / slope.square())
+        v, before, path = v - step * slope, value, path + step / 0.3
+    assert relative(found.value, v) <= 1e-12
+    assert relative(found.path, path[:, 0]) <= 1e-12
+    assert (found.energy_after < found.energy_before).all()
+    unbounded = GradientDescent(8, 0.3).solve(energy, start)
+    assert bool(unbounded.diverged[0])
+    assert not bool(unbounded.diverged[1])
+
+
 def test_the_lowest_value_of_gaussian_noise_is_that_of_a_perfect_fit():
     batch = regression_batch()
     likelihood = Gaussian(0.3, learn=True).to(F64)

@@ -172,15 +172,15 @@ def test_a_loss_that_rises_with_nothing_lost_is_no_fault(tmp_path, monkeypatch):
     """Harder tasks, say: validation answers the question, and the run goes on as it was."""
     from ibaml.training.loop import Trainer
 
-    original = Trainer.advance
+    original = Trainer.report
 
-    def harder(self):
-        report = original(self)
-        return dataclasses.replace(report, loss=report.loss + (50 if self.step > 70 else 0))
+    def harder(self, pending):
+        report = original(self, pending)
+        return dataclasses.replace(report, loss=report.loss + (50 if report.step > 70 else 0))
 
     given = settings(tmp_path)
     train(given, tmp_path / "plain")
-    monkeypatch.setattr(Trainer, "advance", harder)
+    monkeypatch.setattr(Trainer, "report", harder)
     seen = Recorder()
     train(given, tmp_path / "run", watchers=watched(seen))
     assert not any("continuing from" in text for text in seen.sentences)

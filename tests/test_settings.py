@@ -133,6 +133,26 @@ def test_the_step_size_suits_the_network_in_python_as_in_runs(method):
         net = ibaml.nn.conv4(5, 16, 1, side)
         solver = build_learner(settings, net).solver
         assert solver == getattr(ibaml.methods, method)(net, adapt="all").solver
-        assert solver.lr == (0.1 if small or method == "reptile" else 0.03)
+        many = 0.1 if method in ("ibaml", "imaml") else 0.03
+        assert solver.lr == (0.1 if method == "reptile" else 0.3 if small else many)
         own = resolve({"method": method, "adapt": "all", "inner_lr": 0.2})
         assert build_learner(own, net).solver.lr == 0.2
+
+
+def test_a_run_is_as_long_as_its_tasks_are_many():
+    """Unless its length is given: a larger batch has fewer iterations, and everything that is done
+    now and then is done after as many tasks."""
+    names = ("tasks", "iterations", "val_every", "checkpoint_every", "log_every")
+
+    def of(**given):
+        made = resolve(given)
+        return tuple(getattr(made, name) for name in names)
+
+    assert of() == of(tasks=8) == (8, 2000, 200, 200, 20)
+    assert of(data="sinusoids") == of(data="sinusoids", tasks=16) == (16, 2000, 200, 200, 20)
+    assert of(tasks=32) == (32, 500, 50, 50, 5)
+    assert of(data="sinusoids", tasks=4) == (4, 8000, 800, 800, 80)
+    assert of(tasks=32, iterations=2000, val_every=0) == (32, 2000, 0, 50, 5)
+    assert of(tasks=100_000) == (100_000, 1, 1, 1, 1)
+    with pytest.raises(SettingsError, match=r"warmup \(600\) is longer than iterations \(500\)"):
+        resolve({"tasks": 32, "warmup": 600})

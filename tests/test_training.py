@@ -191,7 +191,7 @@ def test_the_average_weighs_iterates_geometrically():
     for i in range(1, 6):
         parameter.data.fill_(float(i * i))
         values.append(float(i * i))
-        average.update()
+        average.update(torch.tensor(True))
     weights = [0.9 ** (5 - i) for i in range(1, 6)]
     expected = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
     assert float(average.values["w"][0]) == pytest.approx(expected, rel=1e-12)

@@ -8,6 +8,7 @@
 
 from typing import TYPE_CHECKING
 
+from ibaml import forks as _forks  # noqa: F401  (loaded for what it registers)
 from ibaml._version import __version__
 from ibaml.lazy import lazily
 

@@ -31,9 +31,8 @@ from ibaml.solve import (
 from ibaml.tasks import Dataset, EpisodeTasks, TaskSource
 from ibaml.words import DESCENTS, GAUSSIAN, IMPLICIT, IN_CLOSED_FORM, METHODS, NOT_OF_FULL
 
-# a head that reads more is too curved for steps of 0.1 (docs/studies/paper-setting.md)
+# a head that reads more has another best step size (docs/studies/paper-setting.md)
 _FEW_FEATURES = 128
-_FEW_STEPS = ("maml", "abml", "fomaml")  # Polyak's bound pays; for fomaml it was not measured
 MANY_WAYS = 20  # classes of a training task, if the prior is tied over them and there are enough
 MANY_CLASSES = 300  # with so many, a temperature learned with the prior is right for new classes
 
@@ -93,17 +92,20 @@ def recommended(
         newton = method in IMPLICIT and head and "inner_lr" not in given
         exact = noise == "outputs" and on_outputs
         solver = "descent" if not newton else "head" if exact else "newton"
-        bounded = given.get("bounded", True) and not regression and "inner_lr" not in given
-        if method in _FEW_STEPS and bounded:  # docs/studies/paper-setting.md
-            solver = "polyak"
     # descent stops early, and the implicit rule knows it; a given curvature means the plain rule
     stopped = method in IMPLICIT and solver in DESCENTS
     stopped &= "curvature" not in given and given.get("stopping") not in ("off", "0", 0)
+    bounded = given.get("bounded", True) and not regression and "inner_lr" not in given
+    pays = stopped or method in ("maml", "abml", "fomaml")  # docs/studies/paper-setting.md
+    if solver == "descent" and "solver" not in given and bounded and pays:
+        solver = "polyak"
     steps = {"newton": 8, "head": 16}.get(solver, 15 if stopped else 5)
     values.update(solver=solver, steps=steps)
     if solver in (*DESCENTS, "adam"):
         few = head or method == "reptile" or given.get("head_features", math.inf) <= _FEW_FEATURES
         labels = 0.1 if few else 0.03
+        if solver == "polyak":  # the largest; K = 5 steps of 0.1 are too long for many features
+            labels = 0.3 if few else 0.1 if stopped else 0.03
         values["inner_lr"] = 0.01 if solver == "adam" else 0.1 if regression else labels
         if regression and solver != "adam":  # the loss, and so its slope, grows with 1/σ²
             values["inner_lr"] *= given.get("noise_std", values["noise_std"]) ** 2

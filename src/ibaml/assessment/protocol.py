@@ -47,7 +47,9 @@ class Protocol:
     which: str = setting(
         "best", "Weights: best (on the validation tasks) or last.", _HOW, choices=("best", "last")
     )
-    batch: int = setting(16, "Tasks in memory at once.", _HOW, least=1)
+    batch: int | None = setting(
+        None, "Tasks in memory at once.", _HOW, least=1, shown="as many as fit; CPU 16"
+    )
     device: str = setting("auto", "Device: auto, cpu, cuda or cuda:N.", _HOW)
 
     @classmethod

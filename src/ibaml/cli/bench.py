@@ -1,4 +1,5 @@
-"""``ibaml bench``: what does a meta-gradient cost here, and how good are simple heads?"""
+"""``ibaml bench``: what does a meta-gradient cost here, how fast is a run, and how good are simple
+heads?"""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from ibaml.cli.heads import heads
 from ibaml.cli.options import with_options
 from ibaml.cli.progress import counting
 from ibaml.cli.screen import console, errors_as_sentences, say, say_if_without_pictures
+from ibaml.cli.speed import training
 from ibaml.extras import missing
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class _Measurements(TyperGroup):
     """Builds the options of a command only when it is used, because they import `ibaml.paper`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return ["complexity", "heads"]
+        return ["complexity", "heads", "training"]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         alone = typer.Typer(add_completion=False)
@@ -39,6 +41,10 @@ class _Measurements(TyperGroup):
             from ibaml.assessment import HeadsOptions
 
             alone.command(cmd_name)(with_options(heads, HeadsOptions))
+        elif cmd_name == "training":
+            from ibaml.speed import SpeedOptions
+
+            alone.command(cmd_name)(with_options(training, SpeedOptions))
         else:
             return None
         return get_command(alone)
@@ -49,7 +55,7 @@ def commands(app: typer.Typer) -> None:
     bench = typer.Typer(
         cls=_Measurements,
         no_args_is_help=True,
-        help="Measure meta-gradients, or compare simple heads.",
+        help="Measure meta-gradients or whole runs, or compare simple heads.",
     )
     bench.callback()(lambda: None)  # typer needs a callback where no command is registered
     app.add_typer(bench, name="bench")

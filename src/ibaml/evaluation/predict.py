@@ -4,12 +4,14 @@ tasks so that memory does not grow."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ibaml.energy import Categorical
+from ibaml.evaluation.at_once import tasks_at_once
 from ibaml.evaluation.scores import ClassScores, RegressionScores, Scores
 from ibaml.evaluation.temperature import fit_log_temperature
 from ibaml.execution import NormStats
@@ -30,7 +32,7 @@ def score_tasks(
     *,
     samples: int = 10,
     norm_stats: NormStats | None = None,
-    batch: int = 16,
+    batch: int | None = None,
     progress: Callable[[int], None] | None = None,
     diverged: list[int] | None = None,
 ) -> Scores:
@@ -40,12 +42,14 @@ def score_tasks(
     Args:
         samples: Monte-Carlo samples of a prediction.
         norm_stats: batch norm's statistics, see `MetaLearner.adapt`.
-        batch: tasks at once.
+        batch: tasks at once; None: as many as fit (16 on a CPU).
         progress: called with the number of tasks done so far.
         diverged: gets the keys of tasks whose adaptation diverged; there the prior predicts.
     """
     if not keys:
         raise ValueError("keys: at least one task is needed")
+    if batch is None:
+        batch = batch_for(learner, tasks, split, samples=samples, norm_stats=norm_stats)
     if batch < 1:
         raise ValueError(f"batch must be 1 or more, got {batch}")
     parts: list[Scores] = []
@@ -77,7 +81,7 @@ def fit_temperature(
     *,
     samples: int = 10,
     norm_stats: NormStats | None = None,
-    batch: int = 16,
+    batch: int | None = None,
     add_up: Callable[[Sequence[Tensor]], None] = lambda tensors: None,
 ) -> Scores | None:
     """Fit the temperature of predictions on the tasks of these keys, for a learner whose likelihood
@@ -87,6 +91,7 @@ def fit_temperature(
     Args:
         norm_stats: batch norm's statistics, see `MetaLearner.adapt`; a temperature is right for the
             statistics it was fitted with.
+        batch: tasks at once; None: as many as fit (16 on a CPU).
         add_up: sums tensors over processes, in place.
     """
     likelihood = learner.likelihood
@@ -95,6 +100,8 @@ def fit_temperature(
             "this learner's temperature is not fitted: make it with "
             'likelihood=Categorical("fitted")'
         )
+    if batch is None:
+        batch = batch_for(learner, tasks, split, samples=samples, norm_stats=norm_stats)
     predicted: list[tuple[TaskBatch, Tensor]] = []
     for begin in range(0, len(keys), batch):
         for group in tasks.batches(split, keys[begin : begin + batch]):
@@ -108,7 +115,8 @@ def fit_temperature(
     temperature = float(likelihood.log_temperature.exp())
     # values that are not finite are refused below, when no process waits for this one any more
     logits = [outputs.nan_to_num() * temperature for _, outputs in predicted]
-    fit = fit_log_temperature(logits, [group.query_y for group, _ in predicted], add_up)
+    labels = [group.query_y for group, _ in predicted]
+    fit = fit_log_temperature(logits, labels, add_up, learner.reference.device)
     likelihood.log_fit.fill_(fit)
     parts: list[Scores] = []
     for group, outputs in predicted:
@@ -117,6 +125,26 @@ def fit_temperature(
         _finite(probabilities, group)
         parts.append(ClassScores.of(group.task_keys, probabilities, group.query_y))
     return type(parts[0]).join(parts) if parts else None  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def batch_for(
+    learner: MetaLearner,
+    tasks: TaskSource,
+    split: str,
+    *,
+    samples: int = 10,
+    norm_stats: NormStats | None = None,
+) -> int:
+    """How many of these tasks to judge at once."""
+
+    def judge(count: int) -> None:
+        for group in tasks.batches(split, range(count)):
+            posteriors = learner.adapt_all(group, norm_stats=norm_stats)
+            with suppress(FloatingPointError):  # the tasks that count will tell
+                score_posteriors(posteriors, group, samples)
+
+    return tasks_at_once(learner, judge)
 
 
 def score_posteriors(posteriors: Posteriors, batch: TaskBatch, samples: int = 10) -> Scores:

@@ -102,6 +102,11 @@ class DualPosterior:
         )
 
 
+# where to look at a value costs more than a step: 4 to 6 steps do for λ ≥ 0.001, 12 wherever
+# rounding leaves a solution to be found (tests/test_heads_dual.py)
+_UNSEEN_STEPS = 12
+
+
 def laplace(
     prior: HeadPrior,
     features: Tensor,
@@ -124,7 +129,7 @@ def laplace(
         labels: (T, N), 0 … classes − 1; classes may have any number of examples, none included.
         classes: how many.
         beta: the weight of the KL in Σ_n nll + β·KL; 1 is Bayes.
-        steps: at most this many.
+        steps: at most this many; on an accelerator at most 12, none of which waits for the host.
         tol: done when no logit of an example would move by more, in units of what it is the sum of
             or of 1 if that is larger; None is 1e-9 in float64 and 1e-4 in float32.
 
@@ -165,7 +170,8 @@ def _newton(start: Tensor, gram: Tensor, target: Tensor, steps: int, tol: float)
     taken = torch.zeros(len(target), dtype=torch.long, device=target.device)
     residual = torch.full_like(target[:, 0, 0], torch.inf)
     reason = torch.full_like(taken, int(Reason.STEPS))
-    for _ in range(steps):
+    looks = target.device.type == "cpu"
+    for _ in range(steps if looks else min(steps, _UNSEEN_STEPS)):
         active = reason == Reason.STEPS
         probabilities = (start + spread_by(gram, dual)).softmax(-1)
         inverse = SoftmaxInverse.at(gram, probabilities)
@@ -182,8 +188,8 @@ def _newton(start: Tensor, gram: Tensor, target: Tensor, steps: int, tol: float)
         residual = torch.where(fine, size, residual)
         reason = torch.where(fine & (size <= tol), int(Reason.CONVERGED), reason)
         reason = torch.where(active & ~fine, int(Reason.NONFINITE), reason)
-        if reason.device.type == "cpu" and bool((reason != Reason.STEPS).all()):
-            break  # to look is free only here; elsewhere those who are done rest
+        if looks and bool((reason != Reason.STEPS).all()):
+            break  # elsewhere those who are done rest
     return _Solution(dual, taken, residual, reason)
 
 
@@ -208,6 +214,8 @@ def _best_length(
 
 def spread_by(gram: Tensor, vectors: Tensor) -> Tensor:
     """K·v, (T, N, C), for Gram matrices (T, C or 1, N, M) and vectors (T, M, C)."""
+    if gram.shape[1] == 1:
+        return gram[:, 0] @ vectors
     return (gram @ vectors.mT[..., None])[..., 0].mT
 
 

@@ -12,6 +12,12 @@ def cholesky(matrices: Tensor) -> Tensor:
     return factor.masked_fill((info != 0)[..., None, None], torch.nan)
 
 
+def solve(factor: Tensor, right: Tensor) -> Tensor:
+    """(L Lᵀ)⁻¹ right, by operations that a CUDA graph can record."""
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+
+
 def lower_factor(covariance: Tensor) -> Tensor:
     """Lower Cholesky factor of covariances (…, C, C) that may be singular.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ibaml.heads.factor import cholesky, lower_factor
+from ibaml.heads.factor import cholesky, lower_factor, solve
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SoftmaxInverse:
     def times(self, vectors: Tensor) -> Tensor:
         """P·v for v (T, N, C)."""
         first = torch.einsum("tcnm,tmc->tnc", self.each, vectors)
-        shared = torch.cholesky_solve(first.sum(-1, keepdim=True), self.factor)
+        shared = solve(self.factor, first.sum(-1, keepdim=True))
         return first - torch.einsum("tcnm,tm->tnc", self.each, shared[..., 0])
 
     def quadratic(self, cross: Tensor) -> Tensor:

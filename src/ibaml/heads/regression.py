@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ibaml.heads.factor import cholesky
+from ibaml.heads.factor import cholesky, solve
 from ibaml.heads.prior import HeadPrior
 
 
@@ -122,7 +122,7 @@ def regression(
 
 def _solved(factor: Tensor, targets: Tensor) -> Tensor:
     """(K + ε)⁻¹·t for t (T, N, D) and factors (T, D, N, N)."""
-    return torch.cholesky_solve(targets.mT[..., None], factor)[..., 0].mT
+    return solve(factor, targets.mT[..., None])[..., 0].mT
 
 
 def _check(features: Tensor, targets: Tensor, noise: Tensor) -> None:

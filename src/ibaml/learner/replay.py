@@ -10,6 +10,7 @@ from ibaml.capture import Captures, Work, stops_early
 from ibaml.execution import Runner
 from ibaml.metastep import MetaStep, wants_gradients
 from ibaml.tasks import TaskBatch
+from ibaml.weights import FullGaussian
 
 if TYPE_CHECKING:
     from ibaml.learner.meta_learner import MetaLearner
@@ -33,11 +34,12 @@ def replayed(
         return None
     if learner.capture is None and stops_early(learner.solver) and run.head is None:
         return None
-    if learner.belief.in_dual:
+    belief = learner.belief
+    if isinstance(belief, FullGaussian) and belief.inference == "variational":
         if learner.capture:
             raise ValueError(
-                'capture=True is not for posterior="full", which is solved by factorizations: '
-                "leave capture out"
+                'capture=True is not for inference="variational", whose dense systems need the '
+                "host: leave capture out"
             )
         return None
     if not can_record(batch.support_x.device):
@@ -45,7 +47,7 @@ def replayed(
             raise ValueError("capture=True needs a CUDA device: move model and tasks to it")
         return None
     choices = (
-        learner.belief, learner.solver, learner.gradient, learner.objective, learner.samples,
+        belief, learner.solver, learner.gradient, learner.objective, learner.samples,
         learner.noise, learner.beta, learner.diagnose, learner.training, run,
     )  # fmt: skip
     return captures.step(learner, work, choices, batch, seed, bool(learner.capture))

@@ -72,6 +72,8 @@ class Progress:
     energy_before: Tensor
     grew_too_much: Tensor  # whether the energy grew far too large on the way
     path: Tensor  # the sum of the shares of their step sizes that steps took
+    energy: Tensor  # E at the iterate before; ∞ at the start
+    longest: Tensor  # the largest share of its step size that a step may take
 
 
 def energy_and_gradient(
@@ -179,6 +181,10 @@ class Descent(ABC):
         """Which share of its step size ``rate`` each task takes, (T,); None: all of it."""
         return None
 
+    def longest(self, value: Tensor, progress: Progress) -> Tensor:
+        """The largest share that each task may take from here on, (T,), where E is ``value``."""
+        return progress.longest
+
     def step_sizes(self, energy: Energy, v: Tensor, rate: Tensor | None = None) -> Tensor | float:
         """The step size of every coordinate: near a solution one step is v ← v − step·∇E(v). Only
         solvers that have one override this.
@@ -199,6 +205,8 @@ class Descent(ABC):
             energy_before=start.new_full((tasks,), float("nan")),
             grew_too_much=torch.zeros_like(zeros, dtype=torch.bool),
             path=start.new_zeros(tasks),
+            energy=start.new_full((tasks,), float("inf")),
+            longest=start.new_ones(tasks),
         )
 
     def advance(
@@ -228,7 +236,9 @@ class Descent(ABC):
                 reason = torch.where(done, Reason.CONVERGED, reason)
             with torch.set_grad_enabled(create_graph):
                 old = progress.memory
+                longest = self.longest(value.detach(), progress)
                 share = self.share(step_energy, value, gradient, step_sizes)
+                share = None if share is None else torch.minimum(share, longest)
                 sizes = step_sizes if share is None else share[:, None] * step_sizes
                 moved, memory = self.move(step_energy, v, gradient, old, step, sizes)
                 finite = moved.detach().isfinite().all(-1)
@@ -248,6 +258,8 @@ class Descent(ABC):
                     grew_too_much=(value > before + _TOO_MUCH * (1 + before.abs()))
                     | ~value.isfinite(),
                     path=progress.path + torch.where(is_moving[:, 0], walked, 0.0),
+                    energy=value,
+                    longest=longest,
                 )
         return progress
 

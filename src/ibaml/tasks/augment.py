@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ibaml.tasks.sending import sent
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -40,7 +42,7 @@ class Augment:
                 for s in seeds
             ]
         )
-        draws = draws.flatten(0, 1).to(x.device)
+        draws = sent(draws.flatten(0, 1), x.device)
         flat = x.flatten(0, 2)
         if self.flip:
             flat = torch.where(draws[:, 0, None, None, None] < 0.5, flat.flip(-1), flat)

@@ -17,6 +17,7 @@ from ibaml.tasks.batch import TaskBatch
 from ibaml.tasks.dataset import Dataset
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.numbers import Numbers, sample_rows
+from ibaml.tasks.sending import sent
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Episodes:
         scale, shift = self._affine
         raw = self.data.on(self.device)
         if raw.device.type != "cpu" or torch.device(self.device).type != "cpu":
-            picked = raw.index_select(0, rows.flatten().to(raw.device, non_blocking=True))
+            picked = raw.index_select(0, sent(rows.flatten(), raw.device))
             picked = picked.to(self.device, non_blocking=True).to(self.dtype)
             return picked.mul_(scale).add_(shift).unflatten(0, rows.shape)
         # one episode at a time fits into the processor's cache
@@ -169,7 +170,8 @@ class Episodes:
 
 def _turn(x: Tensor, turns: np.ndarray) -> Tensor:
     for quarter in (1, 2, 3):
-        chosen = torch.from_numpy(turns == quarter).to(x.device)
-        if bool((turns == quarter).any()):
+        tasks, ways = (torch.from_numpy(i) for i in np.nonzero(turns == quarter))
+        if len(tasks):
+            chosen = sent(tasks, x.device), sent(ways, x.device)
             x[chosen] = torch.rot90(x[chosen], quarter, (-2, -1))
     return x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,16 +20,22 @@ class Diverged(TrainingError):
     """Training produced numbers that are not finite, or lost what it had learned."""
 
 
-def diagnose(learner: MetaLearner, settings: Settings) -> str:
-    """What went wrong in the last call of the learner, and in the gradients it left."""
+class OutOfMemory(TrainingError):
+    """A meta-step did not fit into memory, in this process or another."""
+
+
+def diagnose(
+    learner: MetaLearner,
+    settings: Settings,
+    diagnostics: Diagnostics | None,
+    gradients: Mapping[str, Tensor | None] | None,
+) -> str:
+    """What went wrong in an iteration, from the diagnostics of its last call (if there was one in
+    this process) and the meta-gradient that it left; and in the weights as they are now."""
     sentences = []
-    try:
-        diagnostics: Diagnostics | None = learner.diagnostics
-    except RuntimeError:
-        diagnostics = None
     if diagnostics is not None and bool(diagnostics.left_out.any()):
         sentences.append(_inner(learner, diagnostics, settings))
-    if nonfinite := _first_nonfinite((n, p.grad) for n, p in learner.named_parameters()):
+    if nonfinite := _first_nonfinite((gradients or {}).items()):
         name, value = nonfinite
         sentences.append(
             f"the meta-gradient of {name} is {value}: lower meta_lr (now {settings.meta_lr:g}) or "
@@ -99,13 +105,21 @@ def _first_nonfinite(named: Iterable[tuple[str, Tensor | None]]) -> tuple[str, s
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out."""
+    """Whether an error means that memory ran out, and is not a sentence of ours about it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    words = str(error)
-    return isinstance(error, RuntimeError) and (
-        "DefaultCPUAllocator" in words or "not enough memory" in words
-    )
+    if isinstance(error, TrainingError) or not isinstance(error, RuntimeError):
+        return False
+    return any(words in str(error) for words in _NO_MEMORY)
+
+
+_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "not enough memory",
+    "out of memory",  # of the driver, outside torch's allocator
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 def what_to_lower(settings: Settings) -> str:
@@ -126,11 +140,9 @@ def what_to_lower(settings: Settings) -> str:
     return ", ".join(names)
 
 
-def unsolved(learner: MetaLearner) -> str:
-    """A sentence if the linear systems of the last gradient were not solved, else empty."""
-    try:
-        diagnostics = learner.diagnostics
-    except RuntimeError:
+def unsolved(diagnostics: Diagnostics | None) -> str:
+    """A sentence if the linear systems of a gradient were not solved, else empty."""
+    if diagnostics is None:
         return ""
     unsolved, residual = diagnostics.unsolved, diagnostics.cg_residual
     if unsolved is None or residual is None or not bool(unsolved.any()):

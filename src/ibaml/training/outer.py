@@ -21,15 +21,58 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "nadam": torch.optim.NAdam,
     "adagrad": torch.optim.Adagrad,
 }
+_ON_DEVICE = {
+    "adam": ("fused",), "adamw": ("fused",), "rmsprop": ("capturable",), "radam": ("capturable",),
+    "nadam": ("capturable",),
+}  # fmt: skip
 
 
 def build_optimizer(
     settings: Settings, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
+    parameters = list(parameters)
     options: dict[str, Any] = {"lr": settings.meta_lr, "weight_decay": settings.weight_decay}
     if settings.momentum is not None:
         options["momentum"] = settings.momentum
-    return _OPTIMIZERS[settings.optimizer](list(parameters), **options)
+    if parameters[0].is_cuda:  # steps are counted on the device, where `step_where` takes them back
+        options |= dict.fromkeys(_ON_DEVICE.get(settings.optimizer, ()), True)
+    return _OPTIMIZERS[settings.optimizer](parameters, **options)
+
+
+@torch.no_grad()
+def step_where(optimizer: torch.optim.Optimizer, moved: Tensor) -> None:
+    """The optimizer's step if a flag on the device says so, else nothing; the host does not look.
+
+    (Adagrad counts its steps on the host, and this one too. It reads them for a decay that we do
+    not use.)
+    """
+    if optimizer.defaults.get("fused"):
+        optimizer.found_inf = (~moved).float()  # type: ignore[attr-defined]  # as GradScaler does
+        optimizer.step()
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    before = {p: p.clone() for p in parameters}
+    known = {p: {n: t.clone() for n, t in _state(optimizer, p, moved)} for p in parameters}
+    optimizer.step()
+    for p in parameters:
+        p.copy_(torch.where(moved, p, before[p]))
+        for name, value in _state(optimizer, p, moved):
+            # what the first step made begins at zero, but NAdam's product at one
+            begins = torch.ones_like if name == "mu_product" else torch.zeros_like
+            old = known[p].get(name, begins(value))
+            value.copy_(torch.where(moved, value, old))
+
+
+def _state(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, flag: Tensor
+) -> list[tuple[str, Tensor]]:
+    """What the optimizer remembers of a parameter, where the flag is."""
+    memory = optimizer.state.get(parameter, {})
+    return [
+        (name, value)
+        for name, value in memory.items()
+        if isinstance(value, Tensor) and value.device == flag.device
+    ]
 
 
 def rate_at(settings: Settings, step: int) -> float:
@@ -51,18 +94,21 @@ class Average:
 
     def __init__(self, decay: float, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         self.decay = decay
-        self.updates = 0
         self._live = dict(named)
         self.values = {name: p.detach().clone() for name, p in self._live.items()}
+        like = next(iter(self.values.values()))
+        self.updates = torch.zeros((), dtype=torch.float64, device=like.device)
 
     @torch.no_grad()
-    def update(self) -> None:
-        self.updates += 1
+    def update(self, moved: Tensor) -> None:
+        """Take the parameters into the average if the flag says so; the host does not look."""
+        self.updates += moved
         weight = (1 - self.decay) / (1 - self.decay**self.updates) if self.decay < 1 else (
             1 / self.updates
         )  # fmt: skip
         for name, value in self.values.items():
-            value.lerp_(self._live[name].detach(), weight)
+            moves = torch.lerp(value, self._live[name].detach(), weight.to(value.dtype))
+            value.copy_(torch.where(moved, moves, value))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ibaml.fields import SettingsError, chosen, near, refuse_unread
 from ibaml.kinds import FEATURES, IMAGE_SIZE, QUERIES, TABLE, Kind, kind_of_data, refusal
-from ibaml.training.settings import Settings
+from ibaml.training.settings import FIELDS, Settings
 from ibaml.words import (
     BACKBONES,
     DESCENTS,
@@ -35,6 +35,8 @@ def resolve(given: Mapping[str, Any]) -> Settings:
     method = settings.get("method", "ibaml")
     _refuse_contradictions(settings, method)
     made = Settings(**{**_defaults(settings, method), **settings})
+    if made.warmup > made.iterations:
+        raise SettingsError(f"warmup ({made.warmup}) is longer than iterations ({made.iterations})")
     if made.train_ways not in (None, made.ways) and not made.tie_head:
         raise SettingsError(
             "train_ways other than ways needs tie_head: else the head has one row for each class"
@@ -111,9 +113,6 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError("reptile has no gradient for learn_noise: leave it out")
     if given.get("objective") == "abml" and method not in GAUSSIAN:
         raise SettingsError(f"objective abml needs a Gaussian belief, and {method} has a point")
-    warmup, iterations = given.get("warmup", 0), given.get("iterations", 2000)
-    if warmup > iterations:
-        raise SettingsError(f"warmup ({warmup}) is longer than iterations ({iterations})")
 
 
 def _refuse_beside_backbone(given: Mapping[str, Any]) -> None:
@@ -227,10 +226,14 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
     vectors = kind is FEATURES or given.get("backbone") is not None
     if vectors:
         values["image_size"] = None
-    if regression:
-        values["tasks"] = 16
-    else:
+    usual = 16 if regression else 8
+    values["tasks"] = usual
+    if not regression:
         values["ways"] = 5
+    # a run is as long as its tasks are many: with more of them a step it has fewer steps
+    for name in ("iterations", "val_every", "checkpoint_every", "log_every"):
+        of_usual = FIELDS[name].default * usual
+        values[name] = max(1, -(-of_usual // given.get("tasks", usual)))
     model = given.get("model")
     if vectors and model is None and given.get("hidden") is None:
         model = "discriminant"

@@ -6,6 +6,7 @@ given and refuses contradictions. It needs no torch, so that --help is fast.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,13 @@ from ibaml.words import (
 __all__ = ["FIELDS", "Settings", "SettingsError", "read_toml"]
 
 _DATA, _NET, _METHOD = "Tasks", "Network", "Method: how a task is learned"
+_TENTH = "200; with other tasks as many as have 1600 tasks (regression 3200)"
 _OUTER, _RUN = "Meta-training: how the prior is learned", "Run"
 
 
 def _widths(hidden: str) -> str | None:
     parts = hidden.split(",") if hidden.strip() else []
-    fine = all(part.strip().isdecimal() and int(part) for part in parts)
+    fine = all(re.fullmatch(r"\s*0*[1-9]\d{0,8}\s*", part) for part in parts)
     return None if fine else "must be widths such as 40,40"
 
 
@@ -151,7 +153,7 @@ class Settings:
     solver: str | None = setting(
         None, "newton (converges in a few steps), descent (takes exactly K), natural, adam; "
         "of a head: dual (posterior full) or head (noise on outputs).", _METHOD, choices=SOLVERS,
-        shown="dual, head or newton for an implicit head, else descent",
+        shown="dual, head or newton for an implicit head, polyak for labels, else descent",
     )  # fmt: skip
     steps: int | None = setting(
         None, "K, steps of adaptation; of solver dual at most so many.", _METHOD, least=0,
@@ -159,7 +161,8 @@ class Settings:
     )  # fmt: skip
     inner_lr: float | None = setting(
         None, "α, the step size of adaptation (newton has none).", _METHOD, above=0,
-        shown="0.1 for a head, or if it reads at most 128 features, else 0.03; in regression "
+        shown="0.1 for a head, or if it reads at most 128 features, else 0.03; the longest step of "
+        "polyak 0.3, else 0.1 or (maml, abml, fomaml) 0.03; in regression "
         "0.1·σ²; adam 0.01",
     )  # fmt: skip
     learn_inner_lr: bool | None = setting(
@@ -237,7 +240,11 @@ class Settings:
 
     # --- meta-training
     iterations: int = setting(
-        2000, "Number of meta-iterations.", _OUTER, least=0, shown="2000; model discriminant 0"
+        2000,
+        "Number of meta-iterations.",
+        _OUTER,
+        least=0,
+        shown="for 16000 tasks (regression 32000), so 2000; model discriminant 0",
     )
     tasks: int = setting(
         8, "Tasks per meta-iteration, over all processes.", _OUTER, least=1,
@@ -279,7 +286,9 @@ class Settings:
     dtype: str = setting(
         "float32", "Number format: float32 or float64.", _RUN, choices=("float32", "float64")
     )
-    threads: int | None = setting(None, "CPU threads per process.", _RUN, least=1, shown="torch's")
+    threads: int | None = setting(
+        None, "CPU threads per process.", _RUN, least=1, most=1024, shown="torch's"
+    )
     execution: str = setting(
         "auto", "How tasks run at once: auto, loop (the reference), single, vmap, fold or head.",
         _RUN, choices=EXECUTIONS,
@@ -289,11 +298,17 @@ class Settings:
         choices=PRECISIONS,
     )  # fmt: skip
     capture: bool = setting(True, "Record meta-steps as CUDA graphs (GPU).", _RUN)
-    val_every: int = setting(200, "Validate every so many iterations; 0: never.", _RUN, least=0)
+    val_every: int = setting(
+        200, "Validate every so many iterations; 0: never.", _RUN, least=0, shown=_TENTH
+    )
     val_tasks: int = setting(100, "Number of validation tasks.", _RUN, least=1)
-    checkpoint_every: int = setting(200, "Save every so many iterations.", _RUN, least=1)
+    checkpoint_every: int = setting(
+        200, "Save every so many iterations.", _RUN, least=1, shown=_TENTH
+    )
     keep: int = setting(3, "Checkpoints to keep, besides the best.", _RUN, least=1)
-    log_every: int = setting(20, "Log every so many iterations.", _RUN, least=1)
+    log_every: int = setting(
+        20, "Log every so many iterations.", _RUN, least=1, shown="20; with other tasks likewise"
+    )
     tensorboard: bool = setting(True, "Write TensorBoard files.", _RUN)
     patience: int = setting(
         20, "Stop after this many faulty iterations in a row (diverged tasks, gradients that are "

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
@@ -28,11 +28,11 @@ class StopRequest:
 
     def caught(self) -> list[bool]:
         """For each signal, whether this process caught it."""
-        return [self._asked == number for number in _SIGNALS]
+        return [self._asked == number for number in SIGNALS]
 
     def agree(self, counts: Sequence[float]) -> None:
         """Take the number of processes that caught each signal."""
-        caught_by = zip(_SIGNALS, counts, strict=True)
+        caught_by = zip(SIGNALS, counts, strict=True)
         self._agreed = next((number for number, count in caught_by if count), 0)
 
     def signal(self, world: int) -> int:
@@ -49,7 +49,7 @@ class StopRequest:
 
         before: dict[int, Any] = {}
         try:
-            for wanted in _SIGNALS:
+            for wanted in SIGNALS:
                 before[wanted] = signal.signal(wanted, ask)
         except ValueError:  # signals can be caught in the main thread only
             pass

@@ -40,6 +40,7 @@ from ibaml.training.run import (
     settle,
 )
 from ibaml.training.settings import Settings
+from ibaml.training.spans import Spans
 from ibaml.training.watch import JsonLines, TensorBoard, Watcher
 
 Watchers = Callable[[Run, MetaLearner], Sequence[Watcher]]
@@ -51,8 +52,10 @@ def train(
     *,
     watchers: Watchers = lambda run, learner: (),
     progress: Progress | None = None,
+    spans: Spans | None = None,
 ) -> tuple[Run, Outcome]:
     """Train from settings in a new run folder; under torchrun, in all the processes it started.
+    ``spans`` gets the time of each kind of work.
 
     >>> train(resolve({"data": "sinusoids", "iterations": 100}), "runs/waves")    # doctest: +SKIP
     """
@@ -73,7 +76,7 @@ def train(
             )
         return resume(begun, watchers=watchers, progress=progress)  # torchrun restarted us
     with threads(settings.threads):
-        return _begin(settings, out, processes, watchers, progress)
+        return _begin(settings, out, processes, watchers, progress, spans)
 
 
 def resume(
@@ -106,6 +109,7 @@ def _begin(
     processes: Processes,
     watchers: Watchers,
     progress: Progress | None,
+    spans: Spans | None,
 ) -> tuple[Run, Outcome]:
     """Train in a new folder."""
     device = pick_device(settings.device, processes.local_rank)
@@ -124,7 +128,7 @@ def _begin(
             processes, device, lambda: create_run(out, settings, describe_source(tasks))
         )
         run = run or Run(out, settings, describe_source(tasks))
-        return run, _go(run, learner, tasks, processes, watchers, None)
+        return run, _go(run, learner, tasks, processes, watchers, None, spans=spans)
 
 
 def _go_on(
@@ -169,6 +173,7 @@ def _go(
     watchers: Watchers,
     content: bytes | None,
     notes: Sequence[str] = (),
+    spans: Spans | None = None,
 ) -> Outcome:
     if not processes.first:
         trainer = Trainer(run.settings, learner, tasks, run, processes)
@@ -186,7 +191,7 @@ def _go(
             else:
                 notes = [*notes, f"{absent}. Continuing without."]
         everyone = [*watchers(run, learner), *logs]
-        trainer = Trainer(run.settings, learner, tasks, run, processes, everyone)
+        trainer = Trainer(run.settings, learner, tasks, run, processes, everyone, spans)
         if content is not None:
             trainer.restore(content)
             score = run.best_score()

@@ -142,5 +142,8 @@ def _unreadable(failures: Mapping[int, str], total: int, remedy: str) -> str:
     return f"{len(failures)} of {total} images cannot be read: {remedy}:\n  {shown}{more}"
 
 
+_ENDS = (*IMAGE_SUFFIXES, *FOREIGN)
+
+
 def is_image(name: str) -> bool:
-    return name.lower().endswith((*IMAGE_SUFFIXES, *FOREIGN))
+    return name.lower().endswith(_ENDS)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from ibaml.files import at_home, real
 from ibaml.tasks.dataset import SPLITS, Dataset, split_by_file, split_by_hash, split_by_name
 from ibaml.tasks.embedding import Embed
 from ibaml.tasks.errors import DataError, DataWarning
@@ -53,7 +54,9 @@ def image_folder(
     trees = [Tree.open(one) for one in roots]
     images = [[n for n in tree.names if is_image(n)] for tree in trees]
     layout = read_layout([n for names in images for n in names], origin, class_level)
-    for note in layout.notes + tuple(note for tree in trees for note in _empty(tree)):
+    for note in layout.notes + tuple(
+        note for tree, names in zip(trees, images, strict=True) for note in _empty(tree, names)
+    ):
         warnings.warn(note, DataWarning, stacklevel=2)
     if layout.splits is not None and splits is not None:
         raise DataError(
@@ -66,7 +69,7 @@ def image_folder(
         for tree, names in zip(trees, images, strict=True)
     ]
     return _read(
-        name or Path(roots[0]).resolve().stem, parts, _splitter(splits, layout.splits, origin),
+        name or real(roots[0]).stem, parts, _splitter(splits, layout.splits, origin),
         image_size, channels, license, embed, progress,
     )  # fmt: skip
 
@@ -119,8 +122,8 @@ def image_list(
 
 def roots_of(spec: str, separator: str) -> list[Path]:
     """The folders of a text that names one, or several with a separator between them."""
-    whole = Path(spec).expanduser()
-    parts = [Path(one).expanduser() for one in spec.split(separator) if one]
+    whole = at_home(spec)
+    parts = [at_home(one) for one in spec.split(separator) if one]
     several = len(parts) > 1 and not whole.exists() and any(one.exists() for one in parts)
     return parts if several else [whole]
 
@@ -160,18 +163,18 @@ def _splitter(
 
 
 def _refuse_overlap(roots: Sequence[str | Path]) -> None:
-    paths = [Path(root).expanduser().resolve() for root in roots]
+    paths = [real(root) for root in roots]
     for i, one in enumerate(paths):
         for other in paths[:i] + paths[i + 1 :]:
             if one.is_relative_to(other):
                 raise DataError(f"{one} lies in {other}, or is it: name the outer folder alone")
 
 
-def _empty(tree: Tree) -> list[str]:
-    """A sentence for folders directly in the root without an image."""
+def _empty(tree: Tree, images: Sequence[str]) -> list[str]:
+    """A sentence for folders directly in the root without one of its images."""
     if tree.zipped:
         return []
-    holding = {n.split("/")[0] for n in tree.names if is_image(n)}
+    holding = {n.partition("/")[0] for n in images}
     folders = sorted(p.name for p in tree.root.iterdir() if p.is_dir())
     empty = [f for f in folders if not f.startswith((".", "__MACOSX")) and f not in holding]
     return [f"{tree.root}: no image in {', '.join(map(repr, empty))}"] if empty else []

@@ -43,7 +43,9 @@ def read_layout(names: Sequence[str], origin: str, class_level: int | None = Non
     """
     if class_level is not None and class_level < 1:
         raise DataError(f"class_level must be 1 or more, got {class_level}")
-    folders = [tuple(p for p in name.split("/")[:-1] if p != ".") for name in names]
+    above = [name.rpartition("/")[0] for name in names]  # many images have the same
+    parts = {one: tuple(p for p in one.split("/") if p not in (".", "")) for one in set(above)}
+    folders = [parts[one] for one in above]
     splits: list[str | None]
     if (outer := _outer(folders, names, origin)) is not None:
         splits = [_SPLIT_NAMES[path[outer].casefold()] for path in folders]
@@ -131,13 +133,17 @@ def _inner(
     folders: Sequence[Path], names: Sequence[str], origin: str, level: int | None
 ) -> tuple[list[Path], list[str | None]]:
     """Folders without those of splits inside classes, and the split of every image."""
-    found: list[Path] = []
-    splits: list[str | None] = []
-    for path in folders:
-        inside = [i for i in range(max(1, level or len(path) - 1), len(path)) if _is_split(path[i])]
-        at = inside[0] if inside else None
-        found.append(path if at is None else path[:at] + path[at + 1 :])
-        splits.append(None if at is None else _SPLIT_NAMES[path[at].casefold()])
+
+    def split_inside(path: Path) -> tuple[Path, str | None]:
+        levels = range(max(1, level or len(path) - 1), len(path))
+        at = next((i for i in levels if _is_split(path[i])), None)
+        if at is None:
+            return path, None
+        return path[:at] + path[at + 1 :], _SPLIT_NAMES[path[at].casefold()]
+
+    read = {path: split_inside(path) for path in set(folders)}
+    found = [read[path][0] for path in folders]
+    splits = [read[path][1] for path in folders]
     if any(splits) and not all(splits):
         name = next(n for n, s in zip(names, splits, strict=True) if s is None)
         other = next(n for n, s in zip(names, splits, strict=True) if s is not None)
