@@ -384,12 +384,12 @@ def cluster_learner(temperature: float = 4.0) -> tuple[ibaml.MetaLearner, TaskBa
     """A learner that needs no training: the clusters are far apart."""
     torch.manual_seed(0)
     net = ibaml.nn.mlp(6, 3, hidden=(32,))
-    learner = ibaml.methods.ibaml(net, likelihood=ibaml.Categorical(temperature))
+    learner = ibaml.methods.imaml(net, likelihood=ibaml.Categorical(temperature))
     return learner, EpisodeTasks(feature_vectors(*clusters()), 3, queries=5).batches("train", range(12))[0]
 
 
 @pytest.mark.parametrize(
-    ("temperature", "word"), [(2000.0, "overconfident"), (0.1, "underconfident")]
+    ("temperature", "word"), [(50.0, "overconfident"), (0.1, "underconfident")]
 )
 def test_answers_that_are_too_sure_or_not_sure_enough_are_named(temperature, word):
     checkup = ibaml.check(*cluster_learner(temperature))
