@@ -285,7 +285,7 @@ class Client:
         self.usual = {
             "Host": f"127.0.0.1:{self.port}",
             "Origin": f"http://127.0.0.1:{self.port}",
-            "Cookie": f"other=1; ibaml-{self.port}={self.token}",
+            "Cookie": f'a={{"b": [1,"2"]}}; c; =d; ibaml-1=x;ibaml-{self.port}={self.token}; e=f',
         }
 
     def ask(self, method, path, body=None, **headers):
@@ -528,7 +528,12 @@ def test_the_command_prints_an_address_and_ends_quietly(tmp_path):
         assert answer.status == 200
         answer.read()
         busy = CliRunner().invoke(app, ["serve", "--port", str(one.port)])
-        said = one.end(signal.SIGTERM)  # with a connection open
+        usual = Client(one).usual | {"Content-Length": str(len(slow()))}
+        line.request("POST", "/picture?name=slow.jpg", slow(), usual)
+        other = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
+        other.request("GET", "/state", headers=usual)
+        assert other.getresponse().status == 200
+        said = one.end(signal.SIGTERM)  # while a photograph is decoded
     assert said.splitlines()[-1] == "Stopped."
     assert "Traceback" not in said
     assert one.process.returncode == 0

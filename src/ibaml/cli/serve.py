@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 PORT = 8731
 
-_HELP = """Try it in a browser: drag photographs into classes, drop new ones, see the answers.
+_HELP = """Try it in a browser: drop photographs, see the answers.
 
-    Opens a page on this machine, for nobody else: nothing is uploaded or downloaded. Open the
-    address that is printed, token included. CLASSIFIER is a file that the page or `ibaml predict
-    --save` wrote; without one you begin with no classes. Ctrl-C ends it; what you do not save is
-    gone.
+    Opens a page on this machine, for nobody else: nothing leaves it. Open the
+    printed address, token included. CLASSIFIER is a file that the page or
+    `ibaml predict --save` wrote; without one you begin with no classes. Ctrl-C
+    ends it; what you do not save is gone.
 
     Examples:
 
@@ -65,6 +65,7 @@ def _serve(
 
         need("starlette")
         need("uvicorn")
+        from ibaml.machine import threads
         from ibaml.serve.reading import Reading
         from ibaml.serve.server import Page
         from ibaml.serve.session import Session
@@ -73,7 +74,7 @@ def _serve(
         reading = Reading(embed)
         session = Session(shop, reading, false_alarms=false_alarms)
         page = Page(session, port, at_once=reading.at_once)
-        with reading:
+        with reading, threads(1):  # several photographs are read at once, and heads are small
             say(f"Open {page.address}")
             say("It is for this machine alone. Ctrl-C ends it.")
             page.run()

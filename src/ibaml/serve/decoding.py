@@ -61,11 +61,13 @@ class Decoder:
         timer.start()
         try:
             return _asked(process, data, name, least)
-        except (OSError, EOFError) as error:
+        except ImageError:
+            raise
+        except (OSError, EOFError, ValueError) as error:  # ValueError: closed by another thread
             self.close()
             why = "its decoder broke down"
             if late.is_set():
-                why = f"decoding it takes more than {untrusted.DECODING} seconds"
+                why = f"decoding it takes more than {untrusted.DECODING} seconds: save it smaller"
             raise ImageError(f"{name}: not a readable image ({why})") from error
         finally:
             timer.cancel()

@@ -15,7 +15,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from http.cookies import CookieError, SimpleCookie
 from importlib.resources import files
 from types import FrameType
 from typing import Any
@@ -107,7 +106,8 @@ class Page:
             return JSONResponse({**shown, "upload": untrusted.UPLOAD})
 
         async def thumbnail(request: Request) -> Response:
-            content = session.thumbnail(request.path_params["number"])
+            number = request.path_params["number"]
+            content = await run_in_threadpool(session.thumbnail, number)
             return Response(content, media_type="image/jpeg")
 
         async def save(request: Request) -> Response:
@@ -120,34 +120,34 @@ class Page:
 
         async def picture(request: Request) -> Response:
             given = request.query_params
-            name, label = given.get("name", ""), given.get("class")
-            if label is not None and not re.fullmatch(r"\d{1,15}", label, re.ASCII):
+            name, where = given.get("name", ""), given.get("class")
+            if where is not None and not re.fullmatch(r"[0-9]{1,15}", where):
                 raise _Refusal(400, "A class is a number.")
+            label = None if where is None else int(where)
             data = await _body(request, untrusted.UPLOAD)
             async with self._reading:
-                number = await run_in_threadpool(
-                    session.add, data, name, None if label is None else int(label)
-                )
+                number = await run_in_threadpool(session.add, data, name, label)
             return JSONResponse({"id": number})
 
-        def told(*fields: str) -> Callable[[Do], Endpoint]:
-            return lambda do: _told(do, fields)
-
-        routes = [
-            *(Route(path, _part(*part), methods=["GET"]) for path, part in _PARTS.items()),
-            Route("/state", state, methods=["GET"]),
-            Route("/thumbnail/{number:int}", thumbnail, methods=["GET"]),
-            Route("/save", save, methods=["GET"]),
-            Route("/picture", picture, methods=["POST"]),
-            Route("/class", told("name")(session.add_class), methods=["POST"]),
-            Route("/rename", told("class", "name")(session.rename), methods=["POST"]),
-            Route("/move", told("id", "to")(session.move), methods=["POST"]),
-            Route("/remove", told("ids")(session.remove), methods=["POST"]),
-            Route("/remove-class", told("class")(session.remove_class), methods=["POST"]),
-            Route("/undo", told()(session.undo), methods=["POST"]),
-        ]
+        shown = {path: _part(*part) for path, part in _PARTS.items()} | {
+            "/state": state,
+            "/thumbnail/{number:int}": thumbnail,
+            "/save": save,
+        }
+        done = {
+            "/picture": picture,
+            "/class": _told(session.add_class, "name"),
+            "/rename": _told(session.rename, "class", "name"),
+            "/move": _told(session.move, "id", "to"),
+            "/remove": _told(session.remove, "ids"),
+            "/remove-class": _told(session.remove_class, "class"),
+            "/undo": _told(session.undo),
+        }
         inner = Starlette(
-            routes=routes,
+            routes=[
+                *(Route(path, one, methods=["GET"]) for path, one in shown.items()),
+                *(Route(path, one, methods=["POST"]) for path, one in done.items()),
+            ],
             exception_handlers={DataError: _sentence, _Refusal: _refused, 500: _broken},
         )
         return _Guard(inner, self._token, self.port)
@@ -209,7 +209,7 @@ class _Guard:
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app, self._token = app, token.encode()
         self._hosts = {f"{name}:{port}".encode() for name in _NAMES}
-        self._cookie = f"ibaml-{port}"  # cookies of all ports are sent to each of them
+        self._cookie = f"ibaml-{port}=".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -222,7 +222,7 @@ class _Guard:
             app = PlainTextResponse(why, 403, _CLOSE)
         elif scope["path"] == "/" and self._is_token(_token_of(scope["query_string"])):
             pass  # the printed address
-        elif not self._is_token(self._cookie_of(headers)):
+        elif not self._has_cookie(headers):
             why = "Open the address that `ibaml serve` printed, with its token."
             app = PlainTextResponse(why, 403, _CLOSE)
 
@@ -230,8 +230,8 @@ class _Guard:
             if message["type"] == "http.response.start":
                 added = [(k.lower().encode(), v.encode()) for k, v in _HEADERS.items()]
                 if scope["path"] == "/" and message["status"] == 200:
-                    cookie = f"{self._cookie}={self._token.decode()}; Path=/; HttpOnly; "
-                    added.append((b"set-cookie", (cookie + "SameSite=Strict").encode()))
+                    cookie = self._cookie + self._token + b"; Path=/; HttpOnly; SameSite=Strict"
+                    added.append((b"set-cookie", cookie))
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
@@ -251,15 +251,11 @@ class _Guard:
     def _is_token(self, given: bytes | None) -> bool:
         return given is not None and secrets.compare_digest(given, self._token)
 
-    def _cookie_of(self, headers: dict[bytes, list[bytes]]) -> bytes | None:
-        for value in headers.get(b"cookie", []):
-            try:
-                found = SimpleCookie(value.decode("latin-1")).get(self._cookie)
-            except CookieError:
-                continue
-            if found is not None:
-                return found.value.encode()
-        return None
+    def _has_cookie(self, headers: dict[bytes, list[bytes]]) -> bool:
+        """Cookies of other ports stand beside ours, in any form."""
+        each = [one.strip() for line in headers.get(b"cookie", []) for one in line.split(b";")]
+        own = [one[len(self._cookie) :] for one in each if one.startswith(self._cookie)]
+        return any(self._is_token(value) for value in own)
 
 
 def _token_of(query: bytes) -> bytes | None:
@@ -290,7 +286,7 @@ def _part(name: str, kind: str) -> Endpoint:
     return part
 
 
-def _told(do: Do, fields: tuple[str, ...]) -> Endpoint:
+def _told(do: Do, *fields: str) -> Endpoint:
     """Calls a function with the fields of a JSON object."""
 
     async def told(request: Request) -> Response:

@@ -112,20 +112,20 @@ class Session:
     def add(self, data: bytes, name: str, label: int | None) -> int:
         """A picture file becomes an example of a class, or a photograph to name; its number."""
         name = tidy(name)
+        if not data:
+            raise DataError(f"{name}: the file is empty")
         with self._lock:
             self._check_class(label)
             self._check_room()
-        if not data:
-            raise DataError(f"{name}: the file is empty")
+            number = self._next()  # in the order in which they came, not were read
         read = self._reader(data, name)  # takes long: others may go on meanwhile
         with self._lock:
             self._check_class(label)  # it may be gone by now
             self._check_room()
             self._check_new(read.vector, label, name)
-            picture = Picture(self._next(), name, read.vector, label, read.thumbnail)
-            self._keep(picture)
+            self._keep(Picture(number, name, read.vector, label, read.thumbnail))
             self._changed(label is not None)
-            return picture.number
+            return number
 
     def add_class(self, name: str) -> int:
         """A class without examples yet; returns its number."""
@@ -246,6 +246,7 @@ class Session:
         classifier, x = self._classifier(), torch.stack([p.vector for p in queries])
         answers = classifier.answer(x, self._false_alarms)
         nearest = classifier.nearest(x, NEAREST)
+        labels, best, classes = answers.labels, answers.best, answers.classes
         numbers = {name: label for label, name in self._names.items()}
         ranks: dict[int, int] = {}
         if len(queries) > 1:
@@ -253,13 +254,13 @@ class Session:
         for i, said in enumerate(shown):
             likely = answers.probabilities[i].argsort()[::-1][: OTHERS + 1]
             said |= {
-                "label": answers.labels[i],
-                "best": numbers[answers.best[i]],
+                "label": labels[i],
+                "best": numbers[best[i]],
                 "unknown": bool(answers.unknown[i]),
                 "sure": None if answers.sure is None else bool(answers.sure[i]),
                 "classes": [
                     {
-                        "name": classifier.classes[c],
+                        "name": classes[c],
                         "probability": float(answers.probabilities[i, c]),
                     }
                     for c in likely

@@ -109,6 +109,7 @@ async function sendNext() {
   running -= 1;
   if (running || waiting.length) return;
   await refresh();
+  if (running) return; // more came meanwhile: they are counted together
   const read = total - failed;
   say(`${read} photographs read${failed ? `, ${failed} refused` : ""}.`);
   total = done = failed = 0;
@@ -361,7 +362,7 @@ function classCard({ id }) {
   };
   part("rename").onclick = () => startRenaming(id);
   part("cancel").onclick = end;
-  form.onkeydown = (event) => event.key === "Escape" && end();
+  form.addEventListener("keydown", (event) => event.key === "Escape" && end());
   form.onsubmit = async (event) => {
     event.preventDefault();
     const name = form.querySelector("input").value;
