@@ -385,7 +385,8 @@ def cluster_learner(temperature: float = 4.0) -> tuple[ibaml.MetaLearner, TaskBa
     torch.manual_seed(0)
     net = ibaml.nn.mlp(6, 3, hidden=(32,))
     learner = ibaml.methods.imaml(net, likelihood=ibaml.Categorical(temperature))
-    return learner, EpisodeTasks(feature_vectors(*clusters()), 3, queries=5).batches("train", range(12))[0]
+    tasks = EpisodeTasks(feature_vectors(*clusters()), 3, queries=5)
+    return learner, tasks.batches("train", range(12))[0]
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,9 @@ def norm(case: Case) -> float:
 
 
 def gain(setting: str) -> Callable[[Case], float]:
-    """What another value of a setting gains for sure; 0 if another setting gains more, which is then
-    to blame. Where less is known than `NATS`, it is enough to double that (from a fifth of `NATS`
-    on): weights that never learned have little to show."""
+    """What another value of a setting gains for sure; 0 if another setting gains more, which is
+    then to blame. Where less is known than `NATS`, it is enough to double that (from a fifth of
+    `NATS` on): weights that never learned have little to show."""
 
     def read(case: Case) -> float:
         m = case.measured
