@@ -13,6 +13,8 @@ from ibaml.evaluation.at_once import ON_CPU
 from ibaml.evaluation.predict import batch_for, fit_temperature, score_tasks
 from ibaml.learner import MetaLearner
 from ibaml.tasks import TaskSource
+from ibaml.training.faults import TrainingError, first_line, out_of_memory, what_to_lower
+from ibaml.training.fitting import release
 from ibaml.training.processes import Processes
 from ibaml.training.settings import Settings
 
@@ -31,7 +33,7 @@ def validation_scores(
     keys = processes.share(range(settings.val_tasks))
     second = "rmse" if settings.regression else "accuracy"
     sums = {"nll": 0.0, "tasks": 0.0, second: 0.0}
-    for row in _rows(learner, tasks, processes, keys, on_message, at_once):
+    for row in _rows(learner, tasks, settings, processes, keys, on_message, at_once):
         sums["nll"] += row["nll"]
         sums[second] += row["mse" if second == "rmse" else "accuracy"]
         sums["tasks"] += 1
@@ -52,12 +54,19 @@ def validated_at_once(learner: MetaLearner, tasks: TaskSource, settings: Setting
     """How many validation tasks to judge at once: as many as fit, which a CPU does not measure."""
     if learner.reference.device.type == "cpu":
         return min(settings.micro_batch or ON_CPU, ON_CPU)
-    return batch_for(learner, tasks, "val")
+    try:
+        return batch_for(learner, tasks, "val")
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+    release(learner)
+    return 1
 
 
 def _rows(
     learner: MetaLearner,
     tasks: TaskSource,
+    settings: Settings,
     processes: Processes,
     keys: Sequence[int],
     on_message: Callable[[str], None],
@@ -69,13 +78,29 @@ def _rows(
     if not keys and not fits:
         return []
     scores: Scores | None
-    try:
-        if fits:
-            add_up = processes.add_up
-            scores = fit_temperature(learner, tasks, "val", keys, batch=at_once, add_up=add_up)
-        else:
-            scores = score_tasks(learner, tasks, "val", keys, batch=at_once)
-    except FloatingPointError as error:  # later steps may recover; else `patience` ends it
-        on_message(f"validation: {error}")
-        return [{"nll": math.nan, "mse": math.nan, "accuracy": math.nan}]
-    return [] if scores is None else scores.rows()
+    while True:
+        try:
+            if fits:
+                add_up = processes.add_up
+                scores = fit_temperature(learner, tasks, "val", keys, batch=at_once, add_up=add_up)
+            else:
+                scores = score_tasks(learner, tasks, "val", keys, batch=at_once)
+            return [] if scores is None else scores.rows()
+        except FloatingPointError as error:  # later steps may recover; else `patience` ends it
+            on_message(f"validation: {error}")
+            return [{"nll": math.nan, "mse": math.nan, "accuracy": math.nan}]
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            lacking = first_line(error)
+        # processes that fit a temperature together have to go on together
+        if at_once == 1 or (fits and processes.world > 1):
+            raise TrainingError(
+                f"out of memory in validation ({lacking}): lower {what_to_lower(settings)}"
+            )
+        release(learner)
+        before, at_once = at_once, (at_once + 1) // 2
+        on_message(
+            f"validation: out of memory with {before} task(s) at once ({lacking}); again with "
+            f"{at_once}"
+        )
