@@ -1,7 +1,8 @@
 """What does each reader do with damaged files? Success or a sentence of ours, never anything else.
 
 `python tests/fuzzing.py 10000` (`make fuzz`) tries many; test_fuzz.py tries a few. A reader has
-valid files; the n-th input is one of them, changed as numbers of the seed n say.
+valid files; the n-th input is one of them, changed as numbers of the seed n say. (A reader of
+requests is one whose ``read`` sends the file to a server.)
 """
 
 from __future__ import annotations

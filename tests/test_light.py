@@ -198,7 +198,8 @@ def test_the_pip_line_installs_what_is_missing(library, without):
 
 def test_all_is_every_extra_of_a_user():
     extras = PROJECT["optional-dependencies"]
-    users = [name for name in extras if name not in ("all", "test", "peers", "browser")]
+    ours = ("all", "test", "peers", "browser", "docs", "release")
+    users = [name for name in extras if name not in ours]
     assert extras["all"] == [f"ibaml[{','.join(users)}]"]
 
 

@@ -68,10 +68,15 @@ def content(path: Path, most: int) -> bytes:
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(most + 1) if size <= most else b""
-    if size > most or len(data) > most:
+        pieces = [file.read(size + 1)] if size <= most else []  # read(n) takes n bytes at once
+        while pieces and pieces[-1] and size <= most:  # it may grow meanwhile, or hide its size
+            size = sum(map(len, pieces))
+            pieces.append(file.read(MB))
+    if size > most:
         raise Refused(f"has more than {most:,} bytes")
-    return data
+    if None in pieces:  # one of /proc, say, that is not opened to be waited for
+        raise Refused("has nothing to read, and may never have")
+    return b"".join(pieces)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ibaml._version import __version__
-from ibaml.cli import bench, embed, evaluate, predict, report, reproduce, serve, train
+from ibaml.cli import bench, doctor, embed, evaluate, predict, report, reproduce, serve, train
 from ibaml.cli.data import app as data
 from ibaml.cli.screen import LiveView, console, errors_as_sentences, say
 
@@ -32,6 +32,7 @@ predict.commands(app)
 serve.command(app)
 evaluate.commands(app)
 report.command(app)
+doctor.command(app)
 bench.commands(app)
 reproduce.command(app)
 

@@ -10,6 +10,7 @@ import typer
 
 from ibaml.cli.data import decoding
 from ibaml.cli.screen import errors_as_sentences, say
+from ibaml.files import real
 from ibaml.words import PRETRAINED
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _predict(
         if save is not None and not save.absolute().parent.is_dir():
             raise ValueError(f"--save {save}: {save.absolute().parent} is not a folder")
         for word, folder in (("SUPPORT", support), ("QUERIES", queries)):
-            if out.resolve().is_relative_to(folder.resolve()):
+            if real(out).is_relative_to(real(folder)):
                 raise ValueError(
                     f"--out {out} lies in {word}, where its pictures would be read the next time: "
                     "name a folder elsewhere"

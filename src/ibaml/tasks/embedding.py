@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.backbones import DEFAULT, pretrained
+from ibaml.files import at_home
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.images import ImageError, open_picture, picture_of, plain, read_file
 from ibaml.tasks.networks import Known, Own, Transform
@@ -330,7 +331,7 @@ class Embed:
 def _content(one: Any) -> Callable[[], tuple[str, Content]]:
     """A function that reads one picture a person gave."""
     if isinstance(one, str | Path):
-        return lambda: (str(one), read_file(Path(one).expanduser()))
+        return lambda: (str(one), read_file(at_home(one)))
     if isinstance(one, Tensor):
         one = one.numpy()
     if isinstance(one, np.ndarray):
