@@ -11,10 +11,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import pictures  # noqa: E402
 import reference  # noqa: E402
 
 import ibaml  # noqa: E402
+import pictures  # noqa: E402
 
 project = "ibaml"
 release = version = ibaml.__version__

@@ -198,7 +198,7 @@ def test_the_pip_line_installs_what_is_missing(library, without):
 
 def test_all_is_every_extra_of_a_user():
     extras = PROJECT["optional-dependencies"]
-    users = [name for name in extras if name not in ("all", "test", "peers")]
+    users = [name for name in extras if name not in ("all", "test", "peers", "browser")]
     assert extras["all"] == [f"ibaml[{','.join(users)}]"]
 
 
