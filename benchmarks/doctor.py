@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable
@@ -206,8 +207,10 @@ def examined(case: Planted, seed: int, folder: Path, tasks: int) -> Checkup:
     stem = Path(given["data"]).stem
     path = folder / "runs" / f"{stem}-{key}".replace("/", "").replace(",", "_")
     if not (path / "finished").exists():
+        shutil.rmtree(path, ignore_errors=True)
         try:
-            train(resolve(given), path)
+            if train(resolve(given), path)[1].signal is not None:
+                raise SystemExit("stopped")
         except TrainingError as error:  # as planted: the doctor is asked all the same
             print(f"    {str(error)[:90]} …", flush=True)
         (path / "finished").touch()

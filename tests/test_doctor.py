@@ -211,7 +211,7 @@ def test_lone_queries_matter_only_where_statistics_are_the_batchs():
     data = ibaml.tasks.glyphs()
     batch = EpisodeTasks(data, 3, 1, queries=4).batches("train", range(2))
     torch.manual_seed(0)
-    learner = ibaml.methods.ibaml(ibaml.nn.conv4(3, 3, 1, 28))
+    learner = ibaml.methods.ibaml(ibaml.nn.conv4(3, 2, 1, 28))
     for kind in ("running", "support"):
         together, alone = (answers(learner, batch, kind, alone=n).nll for n in (12, 11))
         one_by_one = answers(learner, batch, kind, alone=11)
@@ -302,12 +302,12 @@ def test_queries_that_are_in_the_support_set_are_counted():
 # --- eight faults and five healthy runs ----------------------------------------------------------
 
 COMMON = {
-    "ways": 3, "hidden": "16", "queries": 5, "tasks": 4, "iterations": 40, "val_every": 20,
+    "ways": 3, "hidden": "16", "queries": 5, "tasks": 4, "iterations": 30, "val_every": 15,
     "val_tasks": 10, "log_every": 5, "tensorboard": False, "threads": 1,
 }  # fmt: skip
 DIAGONAL = {**COMMON, "posterior": "diagonal"}
 MAML = {**COMMON, "method": "maml", "inner_lr": 0.1, "meta_lr": 0.01}
-GLYPHS = {**COMMON, "data": "glyphs", "channels": 4, "hidden": None, "iterations": 20}
+GLYPHS = {**COMMON, "data": "glyphs", "channels": 4, "hidden": None, "iterations": 24}
 
 
 @pytest.fixture(scope="module")
@@ -369,8 +369,8 @@ def test_statistics_of_lone_queries_are_named(data):
 
 def test_running_statistics_that_were_never_filled_are_named():
     torch.manual_seed(0)
-    tasks = EpisodeTasks(ibaml.tasks.glyphs(), 3, 1, queries=5)
-    learner = ibaml.methods.ibaml(ibaml.nn.conv4(3, 4, 1, 28)).eval()
+    tasks = EpisodeTasks(ibaml.tasks.glyphs(), 3, 1, queries=2)
+    learner = ibaml.methods.ibaml(ibaml.nn.conv4(3, 2, 1, 28)).eval()
     (batch,) = tasks.batches("train", range(4))
     learner(batch).backward()
     checkup = ibaml.check(learner, batch)
@@ -381,7 +381,7 @@ def test_running_statistics_that_were_never_filled_are_named():
 HEALTHY: dict[str, dict[str, Any]] = {
     "vectors": COMMON,
     "diagonal": DIAGONAL,
-    "maml": {**MAML, "iterations": 80},
+    "maml": {**MAML, "iterations": 60},
     "waves": {**{n: COMMON[n] for n in ("tensorboard", "threads", "val_tasks", "val_every")},
               "data": "sinusoids", "iterations": 60},
     "glyphs": GLYPHS,
@@ -409,8 +409,8 @@ def test_the_command_shows_a_table_and_writes_the_same_figures_as_json(data):
     written = json.loads((run / "doctor.json").read_text())
     assert written["verdict"] == "Healthy: no fault was found."
     assert written["measured"]["tasks"] == 4
-    assert written["facts"]["iterations"] == 40
-    assert written["facts"]["validation"][-1][0] == 40
+    assert written["facts"]["iterations"] == 30
+    assert written["facts"]["validation"][-1][0] == 30
     checkup = examine(open_run(run), tasks=4)
     for part in ("answers", "prior", "association"):
         assert checkup.to_dict()["measured"][part] == pytest.approx(written["measured"][part])

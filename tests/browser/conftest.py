@@ -16,12 +16,21 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, Request, Route, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Page,
+    Request,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 SHOTS = Path(__file__).parent.parent.parent / "runs" / "browser"  # ignored by git
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 SCHEMES = ("light", "dark")
 HERE = ("127.0.0.1", "localhost")
+expect.set_options(timeout=15_000)  # the machine may be busy
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 

@@ -17,7 +17,7 @@ from ibaml.words import NORM_STATS
 if TYPE_CHECKING:
     from ibaml.doctor import Checkup
 
-HELP = """Examine a run: what is wrong with it, and which setting to change.
+HELP = """Examine a run: what is wrong, and which setting to change.
 
     Nothing is trained. The run's weights answer validation tasks as they are, and with one setting
     changed at a time: a tenth of β, a narrower prior, shorter steps, more of them, other

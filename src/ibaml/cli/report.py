@@ -11,7 +11,7 @@ from ibaml.cli.data import decoding
 from ibaml.cli.evaluate import counting, short_names
 from ibaml.cli.screen import errors_as_sentences, say, say_if_without_pictures
 
-_HELP = """Write a page about runs, a classifier or a reproduction: one HTML file.
+_HELP = """Write one HTML page about runs, a classifier or a reproduction.
 
     RUN is a run folder (several are put side by side), a classifier that
     `ibaml predict --save` wrote, or a folder of `ibaml reproduce`. The file holds
