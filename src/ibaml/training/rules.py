@@ -74,6 +74,7 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         temperature_of(given["temperature"])
         if method == "reptile" and given["temperature"] in ("learned", "both"):
             raise SettingsError("reptile has no gradient for a temperature: use fitted")
+    _refuse_around_pretraining(given, regression)
     for name in ("noise_std", "learn_noise"):
         if not regression and given.get(name) is not None:
             raise SettingsError(f"{name} is for regression (sinusoids, or a table with target)")
@@ -113,6 +114,23 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError("reptile has no gradient for learn_noise: leave it out")
     if given.get("objective") == "abml" and method not in GAUSSIAN:
         raise SettingsError(f"objective abml needs a Gaussian belief, and {method} has a point")
+
+
+def _refuse_around_pretraining(given: Mapping[str, Any], regression: bool) -> None:
+    """Refuse pre-training where there are no classes or no layers to train, and what it alone
+    reads."""
+    if not given.get("pretrain"):
+        if given.get("label_smoothing") is not None:
+            raise SettingsError("label_smoothing is for pre-training: give pretrain too")
+        return
+    if regression:
+        raise SettingsError(f"pretrain is for classification, and {_what(given)} is regression")
+    vectors = data_kind(given) is FEATURES or given.get("backbone") is not None
+    usual = "discriminant" if vectors and given.get("hidden") is None else ""
+    if given.get("model", usual) == "discriminant":
+        raise SettingsError(
+            "pretrain has no layers to train in model discriminant: use model mlp, or leave it out"
+        )
 
 
 def _refuse_beside_backbone(given: Mapping[str, Any]) -> None:
@@ -251,4 +269,6 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
         values["train_shots"] = max(5, given.get("shots", 1))
     if given.get("optimizer") in ("sgd", "rmsprop"):
         values["momentum"] = 0.0
+    if given.get("pretrain"):
+        values["label_smoothing"] = 0.1
     return values

@@ -238,6 +238,15 @@ class Settings:
     )
 
     # --- meta-training
+    pretrain: int = setting(
+        0, "Before the first iteration, train the network as a plain classifier of all training "
+        "classes in so many passes over their examples; its last layer is thrown away.", _OUTER,
+        least=0,
+    )  # fmt: skip
+    label_smoothing: float | None = setting(
+        None, "Pre-training: the share of every label that is spread over all classes.", _OUTER,
+        least=0, most=1, shown="0.1",
+    )  # fmt: skip
     iterations: int = setting(
         2000,
         "Number of meta-iterations.",
