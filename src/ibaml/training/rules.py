@@ -22,6 +22,7 @@ from ibaml.words import (
     NOT_OF_FULL,
     STOPPINGS,
     UNROLLED,
+    WITHOUT_PRIOR,
     StoppingWord,
 )
 
@@ -160,10 +161,11 @@ def _refuse_beside_full(given: Mapping[str, Any], method: str) -> None:
         if given.get("adapt", "head") == "all":
             raise SettingsError(f"posterior {posterior} is for a linear head: use adapt head")
         for name in ("beta", "init_log_var", "lam"):
-            if posterior == "class_means" and name in given:
+            if posterior in WITHOUT_PRIOR and name in given:
+                why = "has none" if posterior == "prototypes" else "comes from the base classes"
                 raise SettingsError(
-                    f"{name} is not read by posterior class_means, whose prior comes from the base "
-                    "classes: leave it out, or use posterior full"
+                    f"{name} is not read by posterior {posterior}, whose prior {why}: leave it "
+                    "out, or use posterior full"
                 )
         for name in NOT_OF_FULL:
             if name in given and name != "steps" and given[name] != "dual":
@@ -258,7 +260,7 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
     own = any(name in given for name in ("posterior", "beta", "init_log_var", "lam"))
     if model == "discriminant" and values.get("posterior") == "full" and not own:
         values["posterior"] = "class_means"
-    if values.get("posterior") == "class_means":
+    if values.get("posterior") in WITHOUT_PRIOR:
         values.update(lam=None, init_log_var=None)
     if values.get("posterior") == "class_means" and model == "discriminant":
         # the base classes give the map, the prior and the answer: nothing is left to train

@@ -144,7 +144,8 @@ class Settings:
     )  # fmt: skip
     posterior: str | None = setting(
         None, "What is believed about the adapted weights: full (any covariance, of a linear head, "
-        "in closed form), diagonal (the paper's), low_rank, class_means (of model discriminant).",
+        "in closed form), diagonal (the paper's), low_rank, class_means (of model discriminant); "
+        "to compare with: point, prototypes (ProtoNet), ridge (R2-D2), gp.",
         _METHOD, choices=POSTERIORS,
         only=READ_BY["posterior"],
         shown="full for a head, unless an option of the others is given; else diagonal",
