@@ -180,17 +180,18 @@ class Pretraining:
         self.network.load_state_dict(under("network", tensors))
         self.step = step
         self._sums.copy_(tensors["sums"])
-        if 0 < step and not self.done:
+        if step > 0 and not self.done:
             restore_optimizer(self.optimizer, under("optimiser", tensors))
 
 
-def identity(settings: Settings, digest: str) -> dict[str, Any]:
-    """What the features depend on: runs that agree in it may share the file of this phase."""
+def identity(settings: Settings) -> dict[str, Any]:
+    """The settings that features depend on: runs of the same data that agree in them may share the
+    file of this phase."""
     names = (
         "pretrain", "label_smoothing", "rotations", "seed", "dtype", "precision", "model",
         "channels", "hidden", "norm",
     )  # fmt: skip
-    return {"data": digest, **{name: getattr(settings, name) for name in names}}
+    return {name: getattr(settings, name) for name in names}
 
 
 def pretrain_run(
@@ -209,7 +210,7 @@ def pretrain_run(
         network, passes, settings.pretrain, settings.label_smoothing,
         bfloat16=settings.precision == "bfloat16",
     )  # fmt: skip
-    of = identity(settings, tasks.digest)
+    of = {"data": tasks.digest, **identity(settings)}
     _restore(run, phase, of)
     stop, saved = StopRequest(), time.monotonic()
     every = passes.steps * max(1, -(-settings.pretrain // _LINES))
