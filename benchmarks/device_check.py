@@ -173,6 +173,47 @@ def _running(learner: ibaml.MetaLearner) -> list[torch.Tensor]:
     return [b.reshape(-1).double() for n, b in learner.named_buffers() if "running" in n]
 
 
+def check_memory() -> None:
+    """The memory that is estimated before a run, against what its meta-steps then hold; and a run
+    that runs out of memory goes on with fewer tasks at a time."""
+    from ibaml.tasks import EpisodeTasks
+    from ibaml.training import Trainer, resolve
+    from ibaml.training.fitting import meta_step_bytes
+
+    def trainer(**given: Any) -> Trainer:
+        settings = resolve(
+            {"data": "glyphs", "method": "ibaml", "tasks": 16, "val_every": 0, "device": "cuda",
+             "solver": "descent", "adapt": "all", "curvature": "energy", **given}
+        )  # fmt: skip
+        learner = ibaml.methods.ibaml(ibaml.nn.conv4(5, 32, 1, 28).cuda(), **IBAML)
+        data = ibaml.tasks.glyphs()
+        tasks = EpisodeTasks(data, ways=5, shots=1, queries=15, device="cuda")
+        return Trainer(settings, learner, tasks)
+
+    one = trainer()
+    estimate = meta_step_bytes(one.learner, one.tasks, one.settings, 16)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(6):
+        one.advance()
+    held = torch.cuda.memory_reserved() - before
+    look = "" if held <= 1.25 * estimate else "   <-- look"
+    print(f"memory of 16 tasks: estimated {estimate / 1e6:.0f} MB, held {held / 1e6:.0f}{look}")
+    del one
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_reserved() + estimate / 3) / total
+    )
+    try:
+        one = trainer(iterations=3)
+        for _ in range(3):
+            one.advance()
+        print(f"out of memory: goes on with {one.settings.micro_batch} of 16 tasks at a time")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def check_kernels() -> None:
     """Our Triton kernels against plain operations, float32 (TF32 off) and bfloat16."""
     from ibaml.execution.block import Plain, norm_relu_pool
@@ -243,6 +284,7 @@ def main() -> None:
         check_kernels()
         check_no_waiting()
         check_captured()
+        check_memory()
 
 
 if __name__ == "__main__":

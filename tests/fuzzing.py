@@ -1,7 +1,8 @@
 """What does each reader do with damaged files? Success or a sentence of ours, never anything else.
 
 `python tests/fuzzing.py 10000` (`make fuzz`) tries many; test_fuzz.py tries a few. A reader has
-valid files; the n-th input is one of them, changed as numbers of the seed n say.
+valid files; the n-th input is one of them, changed as numbers of the seed n say. (A reader of
+requests is one whose ``read`` sends the file to a server.)
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ from safetensors.torch import load, save
 import ibaml
 from ibaml.answers import Classifier, Prior
 from ibaml.artifact import ArtifactError, load_learner
+from ibaml.assessment import Protocol, read_assessment
+from ibaml.assessment.stored import write_scores
+from ibaml.evaluation import ClassScores
 from ibaml.fields import SettingsError, read_toml
+from ibaml.pages.blocks import Page, Section
+from ibaml.pages.doctor import read_doctor, verdict_blocks
+from ibaml.pages.reproduction import reproduction_page
+from ibaml.pages.write import html
 from ibaml.tasks import DataError, Table, cifar100, image_folder, image_list
 from ibaml.tasks.catalog import open_data
 from ibaml.tasks.dataset import published
@@ -204,6 +212,37 @@ def readers(place: Path) -> dict[str, Reader]:
         shutil.copy(path, run.path / "config.json")
         return open_run(run.path)
 
+    kept = ClassScores.of(range(3), np.full((3, 2, 2), 0.5), np.zeros((3, 2), int))
+    (place / "evaluation").mkdir()
+    facts = {
+        "protocol": vars(Protocol(tasks=3)), "iteration": 2, "data": "a", "diverged": {"": 0},
+        "results": {"": {}},
+    }  # fmt: skip
+    summary = json.dumps(facts).encode()
+    (place / "evaluation" / "summary.json").write_bytes(summary)
+    scores = write_scores({"": kept}, place / "evaluation").read_bytes()
+
+    def evaluation(name: str, valid: bytes) -> Callable[[Path], object]:
+        def read(path: Path) -> object:
+            folder = place / "evaluation"
+            shutil.copy(path, folder / name)
+            try:
+                return read_assessment(folder)
+            finally:
+                (folder / name).write_bytes(valid)
+
+        return read
+
+    def verdict(path: Path) -> object:
+        found = read_doctor(path)
+        return html(Page("a", "b", "c", [Section("d", verdict_blocks(found or {}))]))
+
+    def result(path: Path) -> object:
+        folder = path.parent / "paper" / "a"
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / "result.json")
+        return html(reproduction_page(folder.parent))
+
     images = {f"{c}/{i}.png": picture("PNG", "L") for c in "abc" for i in range(2)}
     table = b"country,year,value\n" + b"".join(b"c%d,%d,1.5\n" % (i % 5, i) for i in range(40))
     kinds = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
@@ -255,6 +294,18 @@ def readers(place: Path) -> dict[str, Reader]:
             tuple(pickle.dumps(dataset, protocol) for protocol in range(6)), in_bytes,
         ),
         "cifar": Reader(cifar, ".tar.gz", (_cifar(),), in_packed),
+        "summary": Reader(evaluation("summary.json", summary), ".json", (summary,), in_json),
+        "scores": Reader(evaluation("scores.npz", scores), ".npz", (scores,), in_members),
+        "doctor": Reader(
+            verdict, ".json",
+            (b'{"verdict": "a", "fault": "b", "command": "c", "findings": [{}, {"sentence": "d"}],'
+             b' "readings": {"e": 0.5}, "measured": {"f": {"g": [1.5, null]}}}',), in_json,
+        ),
+        "result": Reader(
+            result, ".json",
+            (b'{"title": "a", "command": "b", "machine": "c", "seed": 0, "seconds": 1.0, "files":'
+             b' ["a.png", "a.csv"], "table": [{"x": 1}, {"x": 2}], "agrees": ["d"]}',), in_json,
+        ),
     }  # fmt: skip
 
 

@@ -161,7 +161,9 @@ def test_evaluating_twice_gives_the_same_files(runs, tmp_path):
         for file in contents(tmp_path / folder):
             assert str(tmp_path / folder / file) in shown
     first, second = contents(tmp_path / "a"), contents(tmp_path / "b")
-    names = {"reliability.png", "selective.png", "summary.json", "tasks.csv", "tasks.json"}
+    names = {
+        "reliability.png", "scores.npz", "selective.png", "summary.json", "tasks.csv", "tasks.json"
+    }  # fmt: skip
     assert first == second
     assert first.keys() == names
     assert all(first[n].startswith(PNG) for n in names if n.endswith(".png"))
@@ -224,7 +226,9 @@ def test_the_first_protocol_is_what_adapt_gives(runs):
 
 def test_a_regression_run_gives_nll_rmse_coverage_and_fits(runs, tmp_path):
     invoke("evaluate", runs / "waves", "--tasks", "5", "--out", tmp_path)
-    assert contents(tmp_path).keys() == {"fits.png", "summary.json", "tasks.csv", "tasks.json"}
+    assert contents(tmp_path).keys() == {
+        "fits.png", "scores.npz", "summary.json", "tasks.csv", "tasks.json"
+    }  # fmt: skip
     assert (tmp_path / "fits.png").read_bytes().startswith(PNG)
     figures = strict(tmp_path / "summary.json")["results"][""]
     assert figures.keys() == {"nll", "rmse", "coverage"}

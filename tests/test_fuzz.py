@@ -11,6 +11,7 @@ COUNT = 60
 NAMES = (
     "zip", "image", "npz", "list", "table", "toml", "config", "splits", "log", "checkpoint",
     "learner", "posterior", "classifier", "prior", "pickle", "cifar",
+    "summary", "scores", "doctor", "result",
 )  # fmt: skip
 
 

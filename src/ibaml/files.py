@@ -8,6 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def real(path: str | Path) -> Path:
+    """The absolute path, with links and ~ followed. Links in a circle, or somebody who has no home,
+    are left as they are, for whoever opens it to refuse."""
+    return Path(os.path.realpath(os.path.expanduser(path)))
+
+
+def at_home(path: str | Path) -> Path:
+    """The path with ~ followed likewise."""
+    return Path(os.path.expanduser(path))
+
+
 def write_whole(path: Path, content: bytes | str) -> None:
     """Write a file so that a reader finds the old content or the new one, never half of it, even
     after a power failure."""

@@ -99,7 +99,7 @@ class Posteriors:
 
     @property
     def mean(self) -> dict[str, Tensor]:
-        """Posterior means of the adapted weights by name, (T, *shape)."""
+        """Posterior means of the adapted weights by name, ``(T, *shape)``."""
         return self._energy.layout.split(self._energy.part(self._v, "mean"))
 
     @property
@@ -117,7 +117,7 @@ class Posteriors:
     def sample(
         self, samples: int = 10, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """Draws of the adapted weights by name, (T, samples, *shape)."""
+        """Draws of the adapted weights by name, ``(T, samples, *shape)``."""
         return self._sampled(samples, generator).weights(self._v)
 
     @torch.no_grad()
@@ -398,7 +398,7 @@ class Posterior:
     def sample(
         self, samples: int = 10, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """Draws of the adapted weights by name, (samples, *shape)."""
+        """Draws of the adapted weights by name, ``(samples, *shape)``."""
         return {n: w[0] for n, w in self._task.sample(samples, generator).items()}
 
     def outputs(

@@ -43,6 +43,16 @@ RATIO = 20
 PICKLE = 2 * GB  # of a dataset's pickle
 OPCODES = 5_000_000  # in it: about five seconds
 
+# the page of `ibaml serve`
+UPLOAD = 32 * MB  # of a photograph, one in a request
+REQUEST = 64 * KB  # of any other request
+SHOWN = 2000  # photographs on it
+NAME = 200  # letters of a file's or a class's name
+DECODING = 10  # seconds for a photograph
+DECODER = 2 * GB  # memory of the process that decodes it
+ARRIVAL = 30  # seconds until a request must have come
+CONNECTIONS = 64  # at once
+
 
 class Refused(ValueError):
     """A file is not read; the message says why, and begins after the name of the file."""
@@ -58,10 +68,15 @@ def content(path: Path, most: int) -> bytes:
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(most + 1) if size <= most else b""
-    if size > most or len(data) > most:
+        pieces = [file.read(size + 1)] if size <= most else []  # read(n) takes n bytes at once
+        while pieces and pieces[-1] and size <= most:  # it may grow meanwhile, or hide its size
+            size = sum(map(len, pieces))
+            pieces.append(file.read(MB))
+    if size > most:
         raise Refused(f"has more than {most:,} bytes")
-    return data
+    if None in pieces:  # one of /proc, say, that is not opened to be waited for
+        raise Refused("has nothing to read, and may never have")
+    return b"".join(pieces)
 
 
 @contextmanager

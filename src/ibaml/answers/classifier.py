@@ -14,7 +14,7 @@ from torch import Tensor
 from ibaml.answers.head import Head
 from ibaml.answers.prior import Prior
 from ibaml.answers.promises import Promises
-from ibaml.answers.suggest import suggested
+from ibaml.answers.suggest import likeness, suggested
 from ibaml.container import MISFITS, ArtifactError, read_artifact, write_artifact
 
 UNKNOWN = "unknown"  # the label of a query that looks like none of the classes
@@ -175,6 +175,15 @@ class Classifier:
             raise ValueError(f"count must be 1 or more, got {count}")
         head = self.head()
         return suggested(head, head.prior.mapped(self._checked(x)), count)
+
+    @torch.no_grad()
+    def nearest(self, x: Any, count: int = 3) -> list[list[int]]:
+        """Which examples look most like each of the queries (m, F), the likest first."""
+        if count < 1:
+            raise ValueError(f"count must be 1 or more, got {count}")
+        head = self.head()
+        alike = likeness(head, head.prior.mapped(self._checked(x)), head.z)
+        return [list(row) for row in alike.topk(min(count, len(head.z)), -1).indices.tolist()]
 
     def head(self) -> Head:
         """The head of all examples."""

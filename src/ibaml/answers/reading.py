@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ibaml.files import at_home
 from ibaml.tasks.embedding import Content, Embed, Progress
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.npz import read_npz
@@ -141,7 +142,7 @@ def _pictures(
     progress: Progress | None,
     classes: Callable[[Sequence[str]], Sequence[str | None]] | None,
 ) -> Given:
-    path = path.expanduser()
+    path = at_home(path)
     if path.is_file() and path.suffix.lower() != ".zip":
         tree = Tree(path.parent, (path.name,), False)
         names: Sequence[str] = tree.names

@@ -27,8 +27,8 @@ def suggested(head: Head, z: Tensor, count: int) -> list[int]:
     unsure = 1 - confidence * familiar
     pool = unsure.argsort(descending=True, stable=True)[: max(_POOL, count)]
     z, unsure = z[pool], unsure[pool]
-    alike = _likeness(head, z, z)
-    covered = _likeness(head, z, head.z).amax(-1)
+    alike = likeness(head, z, z)
+    covered = likeness(head, z, head.z).amax(-1)
     chosen: list[int] = []
     for _ in range(min(count, len(z))):
         gain = (alike - covered).clamp_min(0) @ unsure
@@ -38,8 +38,8 @@ def suggested(head: Head, z: Tensor, count: int) -> list[int]:
     return [int(row) for row in pool[chosen]]
 
 
-def _likeness(head: Head, a: Tensor, b: Tensor) -> Tensor:
-    """From 0 to 1, (n, m)."""
+def likeness(head: Head, a: Tensor, b: Tensor) -> Tensor:
+    """How much mapped vectors (n, K) and (m, K) are alike, from 0 to 1, (n, m)."""
     if head.prior.unit:
         return (a @ b.mT).clamp(0, 1).square()
     return (-torch.cdist(a, b).square() / (2 * a.shape[1])).exp()

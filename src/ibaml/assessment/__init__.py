@@ -1,9 +1,9 @@
 """How good is a trained run, by itself and beside others?
 
 `protocol` says how it is judged, `tasks` on which tasks, `judge` does it, `files` and `pictures`
-save the results, `comparison` puts several runs side by side, `heads` puts simple heads beside them
-(`simple_heads` has these). The parts are loaded when they are used: the protocol and
-`heads_options`, which the command line shows, need no torch.
+save the results, `stored` reads them again, `comparison` puts several runs side by side, `heads`
+puts simple heads beside them (`simple_heads` has these). The parts are loaded when they are used:
+the protocol and `heads_options`, which the command line shows, need no torch.
 """
 
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ibaml.assessment.judge import Assessment, assess, assess_learner, norm_protocols
     from ibaml.assessment.pictures import draw_assessment, draw_predictions, draw_waves
     from ibaml.assessment.protocol import Protocol
+    from ibaml.assessment.stored import Stored, read_assessment
     from ibaml.assessment.tasks import open_test
 else:
     __getattr__, __dir__ = lazily(
@@ -30,6 +31,7 @@ else:
             "judge": ("Assessment", "assess", "assess_learner", "norm_protocols"),
             "pictures": ("draw_assessment", "draw_predictions", "draw_waves"),
             "protocol": ("Protocol",),
+            "stored": ("Stored", "read_assessment"),
             "tasks": ("open_test",),
         },
     )
@@ -39,6 +41,7 @@ __all__ = [
     "Compared",
     "HeadsOptions",
     "Protocol",
+    "Stored",
     "assess",
     "assess_learner",
     "comparable",
@@ -50,6 +53,7 @@ __all__ = [
     "norm_protocols",
     "open_test",
     "plain",
+    "read_assessment",
     "write_assessment",
     "write_comparison",
     "write_heads",

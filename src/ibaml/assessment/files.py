@@ -12,6 +12,7 @@ from typing import Any
 
 from ibaml.assessment.judge import Assessment
 from ibaml.assessment.pictures import draw_assessment
+from ibaml.assessment.stored import write_scores
 from ibaml.evaluation import Interval, Scores
 from ibaml.files import write_whole
 from ibaml.tasks.keyed import Target
@@ -20,7 +21,7 @@ from ibaml.tasks.keyed import Target
 def write_assessment(
     assessment: Assessment, folder: Path, facts: Mapping[str, Any], split: str = "test"
 ) -> list[Path]:
-    """Write summary.json, tasks.csv and tasks.json, and the pictures."""
+    """Write summary.json, tasks.csv, tasks.json and scores.npz, and the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = {**facts, **drawn_facts(assessment.main, assessment.source.target)}
     summary = {
@@ -52,6 +53,7 @@ def write_assessment(
     )
     write_whole(files[1], text.getvalue())
     write_whole(files[2], json.dumps(rows) + "\n")
+    files.append(write_scores(assessment.scores, folder))
     return [*files, *draw_assessment(assessment, folder, split)]
 
 

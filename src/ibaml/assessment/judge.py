@@ -71,9 +71,7 @@ def assess_learner(
     on_progress: OnProgress | None = None,
 ) -> Assessment:
     """Judge any learner on the tasks of the protocol."""
-    if protocol.steps is not None:
-        solver = replace(cast(Any, learner.solver), steps=protocol.steps)
-        learner = learner.replace(solver=solver)
+    learner = with_steps(learner, protocol)
     scores, diverged = {}, {}
     for name, norm_stats in norm_protocols(learner, protocol.norm_stats, also_transductive).items():
         report = (
@@ -93,6 +91,13 @@ def assess_learner(
         )
         diverged[name] = len(diverged_keys)
     return Assessment(learner, source, step, scores, diverged)
+
+
+def with_steps(learner: MetaLearner, protocol: Protocol) -> MetaLearner:
+    """The learner with the protocol's steps of adaptation, if it names a number."""
+    if protocol.steps is None:
+        return learner
+    return learner.replace(solver=replace(cast(Any, learner.solver), steps=protocol.steps))
 
 
 def norm_protocols(

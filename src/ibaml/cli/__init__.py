@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ibaml._version import __version__
-from ibaml.cli import bench, embed, evaluate, predict, reproduce, train
+from ibaml.cli import bench, doctor, embed, evaluate, predict, report, reproduce, serve, train
 from ibaml.cli.data import app as data
 from ibaml.cli.screen import LiveView, console, errors_as_sentences, say
 
@@ -29,7 +29,10 @@ app.add_typer(data, name="data")
 train.command(app)
 embed.command(app)
 predict.commands(app)
+serve.command(app)
 evaluate.commands(app)
+report.command(app)
+doctor.command(app)
 bench.commands(app)
 reproduce.command(app)
 
@@ -106,4 +109,4 @@ def demo(
     say(f"{time.monotonic() - began:.0f} s. Intervals are 95 %, over tasks. Files:")
     for file in result.files:
         say(f"  {file}")
-    say(f"Next: ibaml evaluate {run.path}; ibaml train --help")
+    say(f"Next: ibaml report {run.path} (a page to look at); ibaml train --help")

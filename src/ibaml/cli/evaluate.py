@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.table import Table
 from ibaml.cli.data import decoding
 from ibaml.cli.options import with_options
 from ibaml.cli.screen import console, errors_as_sentences, say, say_if_without_pictures
+from ibaml.files import real
 
 _METRICS = {
     "accuracy": ("accuracy", 100, 1, " %"),
@@ -56,7 +58,7 @@ def evaluate(
         protocol = Protocol.of(given)
         say_if_without_pictures()
         found_run = open_run(run)
-        folder = out or run / "evaluation"
+        folder = out or found_run.own("evaluation")
         folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the end
         with decoding() as on_decoded, counting(protocol.tasks) as count:
             judged = assess(found_run, protocol, on_progress=count, progress=on_decoded)
@@ -71,6 +73,8 @@ def evaluate(
         say(f"adaptation diverged in {most} of {protocol.tasks} {what}: there the prior predicts")
     for file in files:
         say(f"  {file}")
+    if out is None:
+        say(f"Next: ibaml report {shlex.quote(str(run))} (a page of it)")
 
 
 def compare(
@@ -120,7 +124,7 @@ def short_names(runs: list[Path], taken: Collection[str] = ()) -> dict[str, Path
     short = [path.name or str(path) for path in runs]
     if len({*short, *taken}) < len(short) + len(taken):
         short = [str(path) for path in runs]
-    if len({path.resolve() for path in runs}) < len(runs):
+    if len({real(path) for path in runs}) < len(runs):
         raise ValueError("the same run is named twice")
     return dict(zip(short, runs, strict=True))
 

@@ -10,6 +10,7 @@ import typer
 
 from ibaml.cli.data import decoding
 from ibaml.cli.screen import errors_as_sentences, say
+from ibaml.files import real
 from ibaml.words import PRETRAINED
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _predict(
         if save is not None and not save.absolute().parent.is_dir():
             raise ValueError(f"--save {save}: {save.absolute().parent} is not a folder")
         for word, folder in (("SUPPORT", support), ("QUERIES", queries)):
-            if out.resolve().is_relative_to(folder.resolve()):
+            if real(out).is_relative_to(real(folder)):
                 raise ValueError(
                     f"--out {out} lies in {word}, where its pictures would be read the next time: "
                     "name a folder elsewhere"
@@ -215,12 +216,12 @@ def _classifier(
     with decoding("examples") as progress:
         found = read_examples(support, backbone, class_level=class_level, progress=progress)
     _tell(found)
-    made = Classifier(**_known(found.source, prior), source=found.source)
+    made = Classifier(**known(found.source, prior), source=found.source)
     made.add(found.x, found.labels or (), found.files)
     return made
 
 
-def _known(source: Any, prior: str | None) -> dict[str, Any]:
+def known(source: Any, prior: str | None) -> dict[str, Any]:
     """The prior, and the promises where there is none."""
     from ibaml.answers import Prior
     from ibaml.answers.prior import packaged_for

@@ -31,7 +31,7 @@ _HELP = """Reproduce a figure, a table or a theorem of the paper.
 
     ibaml reproduce table1 --option data=omniglot --option train_tasks=5000 --option batch=16
 
-    ibaml reproduce all        (also writes a page of all results, runs/paper/index.html)
+    ibaml reproduce all        (also writes a page of all results, runs/paper/report.html)
 
     Ctrl-C stops; the same command then continues. See docs/paper.md."""
 _NAMES = (
@@ -72,7 +72,6 @@ def reproduce(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute finished parts again.")] = False,
 ) -> None:
-    from ibaml.paper.folder import write_page
     from ibaml.paper.studies import STUDIES
 
     with errors_as_sentences():
@@ -89,9 +88,15 @@ def reproduce(
         if option:
             raise ValueError("--option changes one study: name that study instead of all")
         failed = [s.name for s in STUDIES.values() if not _tried(s, root, quick, changes, fresh)]
-        say(f"page of all results: {write_page(root)}")
+        say(f"page of all results: {_page(root)}")
         if failed:
             raise ValueError(f"failed: {', '.join(failed)}")
+
+
+def _page(root: Path) -> Path:
+    from ibaml.pages import report
+
+    return report({root.name: root})
 
 
 def _tried(study: Study, root: Path, quick: bool, changes: dict[str, Any], fresh: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,13 +20,33 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 
 from ibaml.extras import MissingLibrary, missing
 
 if TYPE_CHECKING:
     from ibaml.training.watch import Step
 
-console = Console(emoji=False)  # a path may contain :100:
+
+class Screen(Console):
+    """Prints what tells a terminal to do something (an escape sequence in the name of a file, say)
+    as characters that can be read."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(readable(segment.text), segment.style)
+
+
+def readable(text: str) -> str:
+    """The text with control characters, and those that turn the direction of writing, escaped."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+console = Screen(emoji=False)  # a path may contain :100:
 
 
 def say(text: object, style: str | None = None) -> None:
@@ -40,6 +61,7 @@ def errors_as_sentences() -> Iterator[None]:
     """Print an error that a person can fix as a sentence without a traceback, and exit with 1."""
     from ibaml.tasks.download import DownloadError
     from ibaml.training import TrainingError
+    from ibaml.training.faults import first_line, out_of_memory
 
     mended = (
         ValueError, OSError, DownloadError, TrainingError, FloatingPointError, MissingLibrary,
@@ -49,6 +71,11 @@ def errors_as_sentences() -> Iterator[None]:
         yield
     except mended as error:
         say(f"Error: {error or 'there is not enough memory'}", style="red")
+        raise typer.Exit(1) from error
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        say(f"Error: there is not enough memory ({first_line(error)})", style="red")
         raise typer.Exit(1) from error
 
 

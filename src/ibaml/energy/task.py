@@ -139,7 +139,7 @@ class TaskEnergy:
         return self.loss(v) + self.penalty(v)
 
     def weights(self, v: Tensor) -> dict[str, Tensor]:
-        """The drawn weights by name, (T, S, *shape)."""
+        """The drawn weights by name, ``(T, S, *shape)``."""
         if self.answer is not None:
             return self.layout.split(self.flat(self.answer.sample(self.noise)))
         return self.layout.split(self.belief.sample(v, self.noise))

@@ -52,7 +52,7 @@ def bin_sums(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> n
 
 def ece(sums: np.ndarray) -> np.ndarray:
     """Expected calibration error of sums (…, B, 3) over tasks: mean over predictions of the gap
-    |accuracy − mean confidence| of their bins, (…)."""
+    ``|accuracy − mean confidence|`` of their bins, (…)."""
     count, confidence, right = _columns(sums)
     return np.abs(right - confidence).sum(-1) / count.sum(-1)
 

@@ -74,14 +74,14 @@ def bootstrap(
 
     widened to contain the value and cut at the bounds. For one task it is as wide as the bounds.
 
-    Why two multiples of b: a sum of |gaps| is biased upwards by noise in gaps near zero. Far from
-    zero b estimates that bias. Where all true gaps are zero, resampling doubles the noise's
+    Why two multiples of b: a sum of ``|gaps|`` is biased upwards by noise in gaps near zero. Far
+    from zero b estimates that bias. Where all true gaps are zero, resampling doubles the noise's
     variance, the figure grows by √2 only, and the bias is b/(√2 − 1) = (1 + √2)·b.
     `docs/evaluation.md` has the measured coverage.
 
     Args:
-        statistic: maps (…, *shape) to (…).
-        sums: what each task adds, (T, *shape).
+        statistic: maps ``(…, *shape)`` to (…).
+        sums: what each task adds, ``(T, *shape)``.
         bounds: the least and the largest figure there can be.
         groups: the group of each task, where several tasks share one.
     """

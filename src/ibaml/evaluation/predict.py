@@ -115,7 +115,8 @@ def fit_temperature(
     temperature = float(likelihood.log_temperature.exp())
     # values that are not finite are refused below, when no process waits for this one any more
     logits = [outputs.nan_to_num() * temperature for _, outputs in predicted]
-    fit = fit_log_temperature(logits, [group.query_y for group, _ in predicted], add_up)
+    labels = [group.query_y for group, _ in predicted]
+    fit = fit_log_temperature(logits, labels, add_up, learner.reference.device)
     likelihood.log_fit.fill_(fit)
     parts: list[Scores] = []
     for group, outputs in predicted:

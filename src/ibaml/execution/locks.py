@@ -6,13 +6,18 @@ A lock is held only while the network itself runs, never during a solve or a bac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from threading import Lock, RLock
+from functools import partial
+from threading import Lock, RLock, get_ident
+from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
+
+from ibaml.forks import around_forks
 
 
 class _Locks:
@@ -22,6 +27,30 @@ class _Locks:
     def __init__(self) -> None:
         self._making = Lock()
         self._of: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
+        self._taken: list[Any] = []
+
+    def take_all(self) -> None:
+        """Before this process is forked: wait (a minute at most) until no network runs, so that all
+        are whole."""
+        until = monotonic() + 60
+        while True:
+            with self._making:
+                locks = self._all()
+            self._taken = [
+                lock for lock in locks if lock.acquire(timeout=max(0, until - monotonic()))
+            ]
+            self._making.acquire()  # last, because who runs a network may want it
+            if self._all() == locks or monotonic() > until:
+                return
+            self.give_back()  # meanwhile there are more
+
+    def give_back(self) -> None:
+        self._making.release()
+        while self._taken:
+            self._taken.pop().release()
+
+    def _all(self) -> list[Any]:
+        return sorted({lock for locks in self._of.values() for lock in locks}, key=id)
 
     def of(self, *modules: nn.Module) -> list[Any]:
         """All locks of the modules, in the order in which every thread takes them."""
@@ -79,19 +108,53 @@ class Everywhere:
     def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
         self._setting = setting
         self._lock = Lock()
-        self._inside = 0
+        self._inside: Counter[int] = Counter()  # how often each thread is
         self._made = ExitStack()
+        _everywhere.append(self)
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
             if not self._inside:
                 self._made.enter_context(self._setting())
-            self._inside += 1
+            self._inside[get_ident()] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    self._made.close()
+                self._leave(get_ident(), 1)
+
+    def _leave(self, thread: int, times: int) -> None:
+        self._inside[thread] -= times
+        if not self._inside[thread]:
+            del self._inside[thread]
+        if not self._inside:
+            self._made.close()
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork(self, in_child: bool) -> None:
+        if in_child:  # no other thread will ever leave
+            for thread in set(self._inside) - {get_ident()}:
+                self._leave(thread, self._inside[thread])
+        self._lock.release()
+
+
+_everywhere: list[Everywhere] = []
+
+
+def _before_fork() -> None:
+    # a training call of another thread is not waited for: the forked process is refused its own
+    _running.take_all()
+    for setting in _everywhere:  # who runs a network takes these last
+        setting.before_fork()
+
+
+def _after_fork(in_child: bool) -> None:
+    for setting in _everywhere:
+        setting.after_fork(in_child)
+    _running.give_back()
+
+
+around_forks(_before_fork, partial(_after_fork, False), partial(_after_fork, True))

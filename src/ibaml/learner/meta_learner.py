@@ -198,6 +198,10 @@ class MetaLearner(LearnerState):
         refused = self._captures.refused
         return self._run.strategy + (f", not recorded: {refused}" if refused else "")
 
+    def forget_recordings(self) -> None:
+        """Give back the memory of recorded meta-steps. They are recorded anew."""
+        self._captures = Captures()
+
     # --- the meta-loss ---------------------------------------------------------------------------
 
     def forward(self, batch: TaskBatch, generator: torch.Generator | None = None) -> Tensor:

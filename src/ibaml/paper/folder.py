@@ -1,4 +1,4 @@
-"""What is in a study's folder, and what is on the page of all studies?
+"""What is in a study's folder?
 
 NAME.png NAME.pdf  the picture           NAME.csv …   the numbers
 README.md          the text              result.json  everything, for programs
@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,33 +182,3 @@ _SECTIONS = (
 def _sections(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The sections of a text; notes have one only if there are any."""
     return [(title, key) for title, key in _SECTIONS if key != "notes" or result.get("notes")]
-
-
-def write_page(root: Path) -> Path:
-    """One page over all studies whose results lie under ``root``."""
-    from jinja2 import Environment, StrictUndefined
-
-    results = [(file.parent.name, _read(file)) for file in sorted(root.glob("*/result.json"))]
-    studies = [_shown(folder, result) for folder, result in results if result is not None]
-    if not studies:
-        raise ValueError(f"{root} holds no results: run `ibaml reproduce` first")
-    page = root / "index.html"
-    template = (resources.files("ibaml.paper") / "page.html").read_text("utf-8")
-    pages = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined)
-    write_whole(page, pages.from_string(template).render(studies=studies))
-    return page
-
-
-def _shown(folder: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the page for one study."""
-    sections = [(title, key, result[key] or ["nothing"]) for title, key in _sections(result)]
-    return {
-        "folder": folder,
-        "title": result["title"],
-        "command": result["command"],
-        "about": _about(result),
-        "table": result.get("table"),
-        "sections": sections,
-        "pictures": [name for name in result["files"] if name.endswith(".png")],
-        "links": [*result["files"], "README.md"],
-    }

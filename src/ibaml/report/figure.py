@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 BLUE, GRAY, RED, GREEN = "#1f5fa8", "#8a8a8a", "#c0392b", "#2e8b57"
 ORANGE, VIOLET, INK = "#e08214", "#7b4fa3", "#222222"
-_LINES = (BLUE, ORANGE, GREEN, RED, VIOLET, "#555555", "#17a2b8", "#b5651d")
+SLATE, TEAL, BROWN = "#555555", "#17a2b8", "#b5651d"
+_LINES = (BLUE, ORANGE, GREEN, RED, VIOLET, SLATE, TEAL, BROWN)
+NAMES = {  # what a page calls the colors, which it has for light and for dark
+    INK: "ink", GRAY: "gray", BLUE: "blue", ORANGE: "orange", GREEN: "green", RED: "red",
+    VIOLET: "violet", SLATE: "slate", TEAL: "teal", BROWN: "brown",
+}  # fmt: skip
 
 
 def blank(width: float, height: float) -> Figure:
@@ -31,6 +36,11 @@ def blank(width: float, height: float) -> Figure:
 def line_styles() -> Iterator[tuple[str, str]]:
     """A color and a dash for each line, so that lines differ without color too."""
     return zip(cycle(_LINES), cycle(("-", "--", "-.", ":")), strict=False)
+
+
+def line_names() -> Iterator[tuple[str, str]]:
+    """As `line_styles`, with the names of the colors."""
+    return ((NAMES[color], dash) for color, dash in line_styles())
 
 
 def hide_frame(axis: Axes) -> None:

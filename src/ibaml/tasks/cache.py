@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from ibaml.files import at_home
 from ibaml.tasks.errors import DataError
-from ibaml.untrusted import DOCUMENT, content, first_line, parsed_json
+from ibaml.untrusted import DOCUMENT, content, first_line, opened, parsed_json
 
 FORMAT = 1  # part of every entry's name, so that a new layout never reads an old entry
 STORE = "ibaml-datasets"
@@ -61,9 +62,12 @@ class Cleared:
 def cache_folder() -> Path:
     """``IBAML_CACHE``, or ``ibaml`` in the user's cache directory."""
     if given := os.environ.get("IBAML_CACHE"):
-        return Path(given).expanduser()
+        return at_home(given)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ibaml"
+    folder = Path(base) if base else at_home("~/.cache")
+    if not folder.is_absolute():
+        raise DataError("there is no home folder for the cache: set IBAML_CACHE to a folder")
+    return folder / "ibaml"
 
 
 def store_folder() -> Path:
@@ -111,7 +115,10 @@ def cached(
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return _read(entry)
+    try:
+        return _read(entry)
+    except (OSError, ValueError):  # removed by another process, which had found it damaged
+        return array, facts
 
 
 def growing(name: str, digest: str) -> Path:
@@ -155,7 +162,8 @@ def _read(entry: Path) -> tuple[np.ndarray, dict[str, Any]]:
     if not isinstance(facts, dict):
         raise ValueError("its facts are none")
     try:
-        return np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False), facts
+        with opened(entry / "images.npy"):  # a pipe would be waited for
+            return np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False), facts
     except Exception as error:  # the parser may raise anything on a broken header
         raise ValueError(first_line(error)) from error
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ibaml.extras import need
+from ibaml.files import at_home
 from ibaml.kinds import FEATURES, IMAGE_SIZE, LIST, NAMES, kind_of_data, refusal
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import SPLITS, Dataset, feature_vectors
@@ -108,8 +109,8 @@ CATALOG: dict[str, Known] = {
 def data_folder(name: str, root: str | Path | None = None) -> Path:
     """The folder of a named dataset: ``root``, or NAME in ``IBAML_DATA`` (default ``data``)."""
     if root is not None:
-        return Path(root).expanduser()
-    return Path(os.environ.get("IBAML_DATA", "data")).expanduser() / name
+        return at_home(root)
+    return at_home(os.environ.get("IBAML_DATA", "data")) / name
 
 
 def open_data(

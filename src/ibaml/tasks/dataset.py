@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ibaml.files import at_home
 from ibaml.tasks.errors import DataError
 from ibaml.untrusted import DOCUMENT, Refused, content, parsed_json
 
@@ -236,7 +237,7 @@ def published(name: str) -> dict[str, Any]:
 def split_by_file(path: Path, classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Splits from a JSON file ``{"train": [class, …], "val": […], "test": […]}``."""
     try:
-        lists = parsed_json(content(path.expanduser(), DOCUMENT))
+        lists = parsed_json(content(at_home(path), DOCUMENT))
     except Refused as error:
         raise DataError(f"split file {path} {error}") from error
     except OSError as error:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ibaml.backbones import DEFAULT, pretrained
+from ibaml.files import at_home
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.images import ImageError, open_picture, picture_of, plain, read_file
 from ibaml.tasks.networks import Known, Own, Transform
@@ -118,6 +119,12 @@ class Embed:
     def features(self) -> int:
         """Numbers in a vector."""
         return self._network.features
+
+    @property
+    def least(self) -> int | None:
+        """The side in pixels that a picture needs: a larger JPEG may be decoded smaller. None for a
+        module of a user's own, of which it is not known."""
+        return self._network.least
 
     # --- what is kept with a run or a file ------------------------------------------------------
 
@@ -284,7 +291,7 @@ class Embed:
                 return key, known
         net = self._network
         if isinstance(found, bytes):
-            return key, net.prepared(open_picture(found, name, least=net.least))
+            return key, net.prepared(open_picture(found, name, least=self.least))
         return key, net.prepared(picture_of(found))
 
     def _embedded(self, batch: Sequence[tuple[int, Callable[[], _Opened]]]) -> _Batch:
@@ -324,7 +331,7 @@ class Embed:
 def _content(one: Any) -> Callable[[], tuple[str, Content]]:
     """A function that reads one picture a person gave."""
     if isinstance(one, str | Path):
-        return lambda: (str(one), read_file(Path(one).expanduser()))
+        return lambda: (str(one), read_file(at_home(one)))
     if isinstance(one, Tensor):
         one = one.numpy()
     if isinstance(one, np.ndarray):

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from ibaml import untrusted
+from ibaml.files import at_home, real
 from ibaml.tasks.archive import is_zip, opened_zip, read_member
 from ibaml.tasks.errors import DataError
 
@@ -33,7 +34,7 @@ class Tree:
 
     @classmethod
     def open(cls, root: str | Path) -> Tree:
-        root = Path(root).expanduser()
+        root = at_home(root)
         if root.is_dir():
             return cls(root, tuple(sorted(_walk(root))), False)
         if not root.exists():
@@ -89,7 +90,7 @@ class Tree:
                 while block := file.read(2**20):
                     digest.update(block)
         else:
-            digest.update(f"{self.root.resolve()}\n".encode(errors="surrogateescape"))
+            digest.update(f"{real(self.root)}\n".encode(errors="surrogateescape"))
             root = str(self.root)
             for name in names:
                 facts: tuple[object, ...] = (name,)
@@ -106,13 +107,13 @@ _LITTER = (".", "__MACOSX")  # how names begin that are hidden, or were added by
 def _walk(root: Path) -> Iterator[str]:
     """The regular files under a folder. A link to a folder is followed if that was not visited
     yet, so each folder is read once, and a cycle ends; real folders come before links to them."""
-    here = root.resolve()
+    here = real(root)
     visited = {_identity(here)}
     waiting, links, found = deque([""]), deque[str](), 0
     while waiting or links:
         prefix = waiting.popleft() if waiting else links.popleft()
         if prefix and (root / prefix.rstrip("/")).is_symlink():
-            target = (root / prefix).resolve()
+            target = real(root / prefix)
             if _identity(target) in visited or here.is_relative_to(target):
                 continue
             visited.add(_identity(target))

@@ -22,6 +22,7 @@ from ibaml.tasks.errors import DataError
 
 MOST = 100_000  # 0.5 GB of 1,280 features
 _DAY = 86400
+_TABLE = "CREATE TABLE vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL, used INTEGER NOT NULL)"
 _T = TypeVar("_T")
 
 
@@ -47,10 +48,13 @@ class Vectors:
         today, found, stale = int(time.time() // _DAY), {}, []
         with self._open() as base:
             for key in dict.fromkeys(keys):
-                row = base.execute("SELECT vector, used FROM vectors WHERE key = ?", (key,))
+                row = base.execute(
+                    "SELECT vector, used FROM vectors WHERE key = ? AND typeof(vector) = 'blob' "
+                    "AND length(vector) = ?",
+                    (key, 4 * self.width),
+                )
                 for content, used in row:
-                    if len(content) == 4 * self.width:
-                        found[key] = np.frombuffer(content, "<f4").astype(np.float32)
+                    found[key] = np.frombuffer(content, "<f4").astype(np.float32)
                     if used != today:
                         stale.append((today, key))
             base.executemany("UPDATE vectors SET used = ? WHERE key = ?", stale)
@@ -74,10 +78,11 @@ class Vectors:
         """One transaction; a damaged file is replaced by an empty one."""
         path = growing(f"embeddings-{self.name}", self.digest) / VECTORS
         with closing(sqlite3.connect(path, timeout=30)) as base, base:
-            base.execute(
-                "CREATE TABLE IF NOT EXISTS vectors "
-                "(key BLOB PRIMARY KEY, vector BLOB NOT NULL, used INTEGER NOT NULL)"
-            )
+            base.execute("PRAGMA trusted_schema = OFF")
+            if not (known := _schema(base)):
+                base.execute(_TABLE.replace("TABLE", "TABLE IF NOT EXISTS", 1))
+            elif known != [_TABLE]:  # of somebody else: a view or trigger may never end
+                raise sqlite3.DatabaseError("it is not one of ibaml's")
             yield base
 
     def _tried(self, do: Callable[[], _T], otherwise: _T) -> _T:
@@ -100,6 +105,12 @@ class Vectors:
                 stacklevel=2,
             )
             return otherwise
+
+
+def _schema(base: sqlite3.Connection) -> list[str]:
+    """How the tables, views, indices and triggers of a file were made."""
+    made = base.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT 10")
+    return [sql for (sql,) in made]
 
 
 def key_of(content: bytes | np.ndarray) -> bytes:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ibaml.training.run import Run, RunError, create_run, open_run
     from ibaml.training.settings import Settings, SettingsError, read_toml
     from ibaml.training.start import load, load_run, resume, train
+    from ibaml.training.together import broadcast, sum_gradients
     from ibaml.training.watch import Step, Watcher
 else:
     __getattr__, __dir__ = lazily(
@@ -26,6 +27,7 @@ else:
             "run": ("Run", "RunError", "create_run", "open_run"),
             "settings": ("Settings", "SettingsError", "read_toml"),
             "start": ("load", "load_run", "resume", "train"),
+            "together": ("broadcast", "sum_gradients"),
             "watch": ("Step", "Watcher"),
         },
     )
@@ -40,6 +42,7 @@ __all__ = [
     "Trainer",
     "TrainingError",
     "Watcher",
+    "broadcast",
     "create_run",
     "describe_source",
     "load",
@@ -49,5 +52,6 @@ __all__ = [
     "read_toml",
     "resolve",
     "resume",
+    "sum_gradients",
     "train",
 ]

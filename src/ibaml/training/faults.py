@@ -20,6 +20,10 @@ class Diverged(TrainingError):
     """Training produced numbers that are not finite, or lost what it had learned."""
 
 
+class OutOfMemory(TrainingError):
+    """A meta-step did not fit into memory, in this process or another."""
+
+
 def diagnose(
     learner: MetaLearner,
     settings: Settings,
@@ -101,13 +105,21 @@ def _first_nonfinite(named: Iterable[tuple[str, Tensor | None]]) -> tuple[str, s
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out."""
+    """Whether an error means that memory ran out, and is not a sentence of ours about it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    words = str(error)
-    return isinstance(error, RuntimeError) and (
-        "DefaultCPUAllocator" in words or "not enough memory" in words
-    )
+    if isinstance(error, TrainingError) or not isinstance(error, RuntimeError):
+        return False
+    return any(words in str(error) for words in _NO_MEMORY)
+
+
+_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "not enough memory",
+    "out of memory",  # of the driver, outside torch's allocator
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 def what_to_lower(settings: Settings) -> str:

@@ -12,6 +12,7 @@ from ibaml.learner import MetaLearner
 from ibaml.seeding import mix
 from ibaml.tasks import TaskSource
 from ibaml.tasks.sending import sent
+from ibaml.training.faults import OutOfMemory, first_line, out_of_memory
 from ibaml.training.outer import Average, build_optimizer, rate_at, step_where
 from ibaml.training.pending import Pending
 from ibaml.training.processes import Processes
@@ -57,7 +58,8 @@ class Iterations:
         Returns the mean loss, the number of tasks that took part, the number left out, and how
         many processes caught each signal. The gradient is that of all tasks at once:
         micro-batches and processes add up sums, and the sum is divided by the number of tasks that
-        took part.
+        took part. `OutOfMemory` is raised in all processes if it happens in one; then nothing has
+        changed.
         """
         settings = self.settings
         keys = self.processes.share(range(step * settings.tasks, (step + 1) * settings.tasks))
@@ -68,8 +70,17 @@ class Iterations:
             p.grad = torch.zeros_like(p)
         self.learner.train()
         with self.learner.one_meta_step() as statistics:
-            for chunk in _chunks(keys, settings.micro_batch or len(keys)):
-                sums += self._add_gradient(chunk, mix(settings.seed, _NOISE, step))
+            lacking = ""
+            try:
+                for chunk in _chunks(keys, settings.micro_batch or len(keys)):
+                    sums += self._add_gradient(chunk, mix(settings.seed, _NOISE, step))
+            except Exception as error:  # not kept beyond this block: it holds the step's tensors
+                if not out_of_memory(error):
+                    raise
+                lacking = first_line(error)
+            # the hosts agree before they add up; nobody waits for a device
+            if not self.processes.all_agree(not lacking, torch.device("cpu")):
+                raise OutOfMemory(lacking or "in another process")
             gradients = [p.grad for p in self.parameters if p.grad is not None]
             self.processes.add_up([*gradients, sums, caught, *statistics.tensors()])
         total, counted, left_out = sums.unbind()

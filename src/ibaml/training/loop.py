@@ -19,6 +19,7 @@ from ibaml.tasks.keyed import has_tasks
 from ibaml.training.checkpoint import under, unpack
 from ibaml.training.faults import (
     Diverged,
+    OutOfMemory,
     TrainingError,
     diagnose,
     first_line,
@@ -26,7 +27,7 @@ from ibaml.training.faults import (
     unsolved,
     what_to_lower,
 )
-from ibaml.training.fitting import fit_memory
+from ibaml.training.fitting import fit_memory, release
 from ibaml.training.iteration import Iterations
 from ibaml.training.outer import optimizer_tensors, restore_optimizer
 from ibaml.training.pending import Idle, Pending
@@ -195,6 +196,28 @@ class Trainer(Iterations):
                 f"{self.best:.3f}), not from the last: evaluate and load use the best",
             )
         return Outcome(self.step)
+
+    def launch(self) -> Pending:
+        """Begin one meta-iteration; by fewer tasks at a time if memory runs out."""
+        while True:
+            try:
+                return super().launch()
+            except OutOfMemory as error:
+                lacking = str(error)
+            release(self.learner)
+            before = self.settings.micro_batch or self.settings.tasks  # the same in every process
+            if before == 1:
+                raise TrainingError(
+                    f"out of memory in iteration {self.step + 1} ({lacking}): lower "
+                    f"{what_to_lower(self.settings)}"
+                )
+            now = (before + 1) // 2
+            self._settle(micro_batch=now)
+            self._tell(
+                "message",
+                f"out of memory in iteration {self.step + 1} with {before} task(s) at once "
+                f"({lacking}): {now} at a time from here on, which rounds sums differently",
+            )
 
     def _launched(self) -> Pending:
         try:

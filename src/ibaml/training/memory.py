@@ -99,3 +99,18 @@ def peak_bytes(function: Callable[[], object], device: torch.device | None = Non
     with Meter(device) as meter:
         function()
         return meter.peak
+
+
+def held_bytes(function: Callable[[], object], device: torch.device) -> int:
+    """The peak of the bytes that are kept for ``function``. On an accelerator these are more than
+    it allocates: memory is taken in large pieces, and a recorded meta-step keeps its own."""
+    if device.type != "cuda":
+        return peak_bytes(function)
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    function()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_reserved(device) - before

@@ -111,7 +111,8 @@ def same_launch(one: Any, other: Any) -> bool:
 
 @contextmanager
 def joined(processes: Processes, device: torch.device) -> Iterator[None]:
-    """Inside the block this process is in the group (gloo on CPUs, NCCL on GPUs)."""
+    """Inside the block this process is in the group (gloo on CPUs, on GPUs NCCL, and gloo for what
+    hosts agree on)."""
     if processes.world == 1:
         yield
         return
@@ -121,7 +122,7 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
     # read the addresses of dead ones
     store, rank, world = next(dist.rendezvous("env://"))
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=dist.PrefixStore(f"ibaml-{processes.restarts}", store),
         rank=rank,
         world_size=world,

@@ -38,6 +38,7 @@ from ibaml.training.rules import resolve
 from ibaml.training.settings import FIELDS, Settings
 
 FORMAT = 2
+_WRITTEN = ("checkpoints", "tensorboard", "log.jsonl", ".lock")
 _STEP = re.compile(r"step-(\d+)\.safetensors")
 _HALF_WRITTEN = re.compile(r"\.((step-\d+|best)\.safetensors|\.probe)-\w+")  # by `write_whole`
 
@@ -64,6 +65,11 @@ class Run:
     @property
     def best(self) -> Path:
         return self.checkpoints / "best.safetensors"
+
+    def own(self, name: str) -> Path:
+        """A file or folder of the run to write into. A link is refused: whoever made the folder
+        would choose what is written to, or removed."""
+        return _own(self.path, name)
 
     def changed(self, **choices: Any) -> Run:
         """The run with other settings; ``iterations`` may not lie behind it. `settle` writes."""
@@ -187,7 +193,7 @@ class Run:
         need("safetensors")  # for the checkpoints to come
         from filelock import FileLock, Timeout
 
-        lock = FileLock(self.path / ".lock", timeout=0)
+        lock = FileLock(self.own(".lock"), timeout=0)
         try:
             lock.acquire()
         except Timeout as error:
@@ -240,8 +246,19 @@ def _step(path: Path) -> int:
     return int(match[1])
 
 
+def _own(path: Path, name: str) -> Path:
+    if (path / name).is_symlink():
+        raise RunError(
+            f"{path / name} is a link, and a run writes into its own folder only: put the file or "
+            "folder itself there"
+        )
+    return path / name
+
+
 def create_run(path: Path, settings: Settings, data: Mapping[str, Any]) -> Run:
     """Make a new run folder; `RunError` says why it cannot be made."""
+    for name in _WRITTEN:
+        _own(path, name)
     if any(path.glob("checkpoints/*.safetensors")):
         remedy = "choose another --out"
         if (path / "config.json").exists():
@@ -325,6 +342,12 @@ def open_run(path: str | Path) -> Run:
     return Run(path, settings, data)
 
 
+def origin(run: Run) -> dict[str, Any]:
+    """Where a run comes from, as config.json tells it: versions, git revision, command."""
+    content = _config(run.path)
+    return {name: content.get(name) for name in ("ibaml", "versions", "git", "command")}
+
+
 def begun_here(path: Path) -> bool:
     """Whether a run was begun by the torchrun that started this process, which may have restarted
     it."""
@@ -368,6 +391,8 @@ def _problem(data: Mapping[str, Any]) -> str | None:
 def prepare_folder(run: Run) -> None:
     """Check before the first step that checkpoints can be written, and delete what a killed process
     left half written."""
+    for name in _WRITTEN:
+        run.own(name)
     try:
         run.checkpoints.mkdir(exist_ok=True)
         for leftover in run.checkpoints.iterdir():

@@ -6,6 +6,7 @@ given and refuses contradictions. It needs no torch, so that --help is fast.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ _OUTER, _RUN = "Meta-training: how the prior is learned", "Run"
 
 def _widths(hidden: str) -> str | None:
     parts = hidden.split(",") if hidden.strip() else []
-    fine = all(part.strip().isdecimal() and int(part) for part in parts)
+    fine = all(re.fullmatch(r"\s*0*[1-9]\d{0,8}\s*", part) for part in parts)
     return None if fine else "must be widths such as 40,40"
 
 
@@ -295,7 +296,9 @@ class Settings:
     dtype: str = setting(
         "float32", "Number format: float32 or float64.", _RUN, choices=("float32", "float64")
     )
-    threads: int | None = setting(None, "CPU threads per process.", _RUN, least=1, shown="torch's")
+    threads: int | None = setting(
+        None, "CPU threads per process.", _RUN, least=1, most=1024, shown="torch's"
+    )
     execution: str = setting(
         "auto", "How tasks run at once: auto, loop (the reference), single, vmap, fold or head.",
         _RUN, choices=EXECUTIONS,

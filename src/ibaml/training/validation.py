@@ -9,10 +9,12 @@ import torch
 
 from ibaml.energy import Categorical
 from ibaml.evaluation import Scores
-from ibaml.evaluation.at_once import ON_CPU
+from ibaml.evaluation.at_once import MOST, ON_CPU
 from ibaml.evaluation.predict import fit_temperature, score_tasks
 from ibaml.learner import MetaLearner
 from ibaml.tasks import TaskSource
+from ibaml.training.faults import TrainingError, first_line, out_of_memory, what_to_lower
+from ibaml.training.fitting import release
 from ibaml.training.processes import Processes
 from ibaml.training.settings import Settings
 
@@ -64,13 +66,30 @@ def _rows(
     if not keys and not fits:
         return []
     scores: Scores | None
-    try:
-        if fits:
-            add_up = processes.add_up
-            scores = fit_temperature(learner, tasks, "val", keys, batch=at_once, add_up=add_up)
-        else:
-            scores = score_tasks(learner, tasks, "val", keys, batch=at_once)
-    except FloatingPointError as error:  # later steps may recover; else `patience` ends it
-        on_message(f"validation: {error}")
-        return [{"nll": math.nan, "mse": math.nan, "accuracy": math.nan}]
-    return [] if scores is None else scores.rows()
+    while True:
+        try:
+            if fits:
+                add_up = processes.add_up
+                scores = fit_temperature(learner, tasks, "val", keys, batch=at_once, add_up=add_up)
+            else:
+                scores = score_tasks(learner, tasks, "val", keys, batch=at_once)
+            return [] if scores is None else scores.rows()
+        except FloatingPointError as error:  # later steps may recover; else `patience` ends it
+            on_message(f"validation: {error}")
+            return [{"nll": math.nan, "mse": math.nan, "accuracy": math.nan}]
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            lacking = first_line(error)
+        # processes that fit a temperature together have to go on together
+        if at_once == 1 or (fits and processes.world > 1):
+            raise TrainingError(
+                f"out of memory in validation ({lacking}): lower {what_to_lower(settings)}"
+            )
+        release(learner)
+        before = at_once or MOST
+        at_once = (before + 1) // 2
+        on_message(
+            f"validation: out of memory with {before} task(s) at once ({lacking}); again with "
+            f"{at_once}"
+        )

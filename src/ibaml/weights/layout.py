@@ -60,7 +60,7 @@ class Layout:
         return torch.cat(parts)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """(…, n) to {name: (…, *shape)}."""
+        """``(…, n)`` to ``{name: (…, *shape)}``."""
         parts = flat.split(self.sizes, -1)
         return {
             name: part.unflatten(-1, shape) if shape else part.squeeze(-1)

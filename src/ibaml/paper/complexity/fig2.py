@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ibaml.fields import setting
+from ibaml.files import at_home
 from ibaml.paper.complexity.fig2_picture import draw
 from ibaml.paper.complexity.findings import findings, slope
 from ibaml.paper.complexity.measure import measure
@@ -70,7 +71,7 @@ QUICK = Settings(ks="1,2,5,10,20", ls="1,5,10", image_size=42, channels=16, repe
 
 def run(settings: Settings, parts: Parts, progress: Progress) -> Findings:
     if settings.measured:
-        measured = read(Path(settings.measured).expanduser())
+        measured = read(at_home(settings.measured))
     else:
         # by what was given, not by what the device makes of it: elsewhere the folder is only drawn
         key = {k: v for k, v in settings.given().items() if k not in ("device", "threads")}

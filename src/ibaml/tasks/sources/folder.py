@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from ibaml.files import at_home, real
 from ibaml.tasks.dataset import SPLITS, Dataset, split_by_file, split_by_hash, split_by_name
 from ibaml.tasks.embedding import Embed
 from ibaml.tasks.errors import DataError, DataWarning
@@ -68,7 +69,7 @@ def image_folder(
         for tree, names in zip(trees, images, strict=True)
     ]
     return _read(
-        name or Path(roots[0]).resolve().stem, parts, _splitter(splits, layout.splits, origin),
+        name or real(roots[0]).stem, parts, _splitter(splits, layout.splits, origin),
         image_size, channels, license, embed, progress,
     )  # fmt: skip
 
@@ -121,8 +122,8 @@ def image_list(
 
 def roots_of(spec: str, separator: str) -> list[Path]:
     """The folders of a text that names one, or several with a separator between them."""
-    whole = Path(spec).expanduser()
-    parts = [Path(one).expanduser() for one in spec.split(separator) if one]
+    whole = at_home(spec)
+    parts = [at_home(one) for one in spec.split(separator) if one]
     several = len(parts) > 1 and not whole.exists() and any(one.exists() for one in parts)
     return parts if several else [whole]
 
@@ -162,7 +163,7 @@ def _splitter(
 
 
 def _refuse_overlap(roots: Sequence[str | Path]) -> None:
-    paths = [Path(root).expanduser().resolve() for root in roots]
+    paths = [real(root) for root in roots]
     for i, one in enumerate(paths):
         for other in paths[:i] + paths[i + 1 :]:
             if one.is_relative_to(other):

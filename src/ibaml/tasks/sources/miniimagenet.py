@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ibaml import untrusted
+from ibaml.files import real
 from ibaml.tasks.cache import cached
 from ibaml.tasks.dataset import SPLITS, Dataset, group, published, split_by_name
 from ibaml.tasks.errors import DataError
@@ -96,7 +97,7 @@ def _pickles(root: Path, size: int) -> Dataset:
     paths = {s: path for s, path in paths.items() if path.exists()}
     stats = {s: path.stat() for s, path in paths.items()}
     stamp = repr([(s, i.st_size, i.st_mtime_ns, i.st_ctime_ns, i.st_ino) for s, i in stats.items()])
-    digest = hashlib.sha256(f"{size}{root.resolve()}{stamp}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{size}{real(root)}{stamp}".encode()).hexdigest()
 
     def build() -> tuple[np.ndarray, dict[str, Any]]:
         images, names, lists = [], [], {}
