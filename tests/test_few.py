@@ -71,7 +71,7 @@ def test_the_fitted_temperature_is_that_of_the_plain_sum(monkeypatch: pytest.Mon
 
     fits = []
     for size in (1, 3000, 10**9):
-        monkeypatch.setattr(temperature, "_AT_ONCE", size)
+        monkeypatch.setattr(temperature, "_AT_ONCE", {"cpu": size})
         fits.append(fit_log_temperature([z[:4], z[4:]], [y[:4], y[4:]]))
     assert len(set(fits)) == 1
     around = [plain(fits[0] + step) for step in (-0.004, 0.0, 0.004)]

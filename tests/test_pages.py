@@ -115,7 +115,11 @@ def test_an_evaluated_run_shows_the_figures_of_its_evaluation(judged):
 
 
 def test_an_evaluation_of_other_weights_or_a_damaged_one_is_not_shown(judged, tmp_path):
-    odd = {"iteration": (99, "is of iteration 99"), "results": (["", "x"], "lacks scores")}
+    odd = {
+        "iteration": (99, "is of iteration 99"),
+        "results": (["", "x"], "lacks scores"),
+        "protocol": ({"tasks": 5}, "not of the tasks 0 to 4"),
+    }
     for change, (to, said) in odd.items():
         run = tmp_path / change
         shutil.copytree(judged, run)

@@ -75,12 +75,16 @@ def read_assessment(folder: Path) -> Stored | None:
         facts = untrusted.parsed_json(untrusted.content(summary, untrusted.DOCUMENT))
         names = [str(name) for name in facts["results"]]
         target = facts.get("target")
+        protocol = Protocol.of(facts["protocol"])
+        scores = {name: _scores(stored, at) for at, name in enumerate(names[:_MOST])}
+        if not scores or any(s.keys != tuple(range(protocol.tasks)) for s in scores.values()):
+            raise ValueError(f"it is not of the tasks 0 to {protocol.tasks - 1}")
         return Stored(
-            Protocol.of(facts["protocol"]),
+            protocol,
             int(facts["iteration"]),
             str(facts.get("data", "")),
             None if target is None else str(target),
-            {name: _scores(stored, at) for at, name in enumerate(names[:_MOST])},
+            scores,
             {str(n): int(count) for n, count in facts["diverged"].items()},
         )
     except untrusted.Refused as error:
@@ -105,5 +109,7 @@ def _scores(file: Path, at: int) -> Scores:
             keys = tuple(int(key) for key in arrays.pop("keys"))
             groups = arrays.pop("groups", None)
             named = None if groups is None else tuple(str(name) for name in groups)
-            return kind(keys=keys, groups=named, **arrays)
+            scores = kind(keys=keys, groups=named, **arrays)
+            scores.pooled()  # refuses a confidence that is none
+            return scores
     raise DataError(f"{file} lacks scores of protocol {at}: evaluate again")

@@ -11,6 +11,7 @@ from typing import Any
 from ibaml.assessment import Protocol, Stored, assess_learner, comparable, open_test
 from ibaml.assessment.judge import with_steps
 from ibaml.assessment.stored import read_assessment
+from ibaml.evaluation import RegressionScores
 from ibaml.learner import MetaLearner
 from ibaml.machine import pick_device
 from ibaml.pages.doctor import FILE, read_doctor
@@ -89,6 +90,9 @@ def _kept(opened: Opened) -> Opened:
         now = run.weights(stored.protocol.which).step
     except (ValueError, OSError) as error:
         return _but(opened, f"The kept evaluation is not shown: {error}.")
+    regression = isinstance(next(iter(stored.scores.values())), RegressionScores)
+    if regression != run.settings.regression:
+        return _but(opened, "The kept evaluation is not shown: it is of another kind of task.")
     if stored.iteration != now:
         return _but(
             opened,

@@ -96,7 +96,7 @@ def _sentence(learner: MetaLearner) -> str:
 
     roles = learner.roles
     adapted, shared, frozen = (size(n) for n in (roles.adapted, roles.shared, roles.frozen))
-    parts = [f"{adapted:,} weights have a prior, and every task has its own"]
+    parts = [f"{adapted:,} weights are adapted to each task"]
     if shared:
         parts.append(f"{shared:,} are the same for all tasks")
     if frozen:

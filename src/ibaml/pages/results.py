@@ -105,6 +105,9 @@ def results(opened: Sequence[Opened]) -> list[Block]:
         paths = [shlex.quote(str(one.run.path)) for one, _ in judged]
         blocks.append(Text(text, "note"))
         blocks.append(Commands([("", f"ibaml evaluate {path}") for path in paths]))
+    for one, stored in judged:
+        if stored.data not in ("", one.run.data["name"]):
+            blocks.append(Text(f"{one.name} was judged on {stored.data}.", "note"))
     rows = []
     metrics = list(main_scores(first).summary())
     for one, stored in judged:

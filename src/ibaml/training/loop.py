@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from ibaml.training.rise import LOST, RETURNS, SHRINK, Rise, no_way_back
 from ibaml.training.run import Run, RunError, settle
 from ibaml.training.settings import Settings
 from ibaml.training.spans import Spans
-from ibaml.training.validation import validation_scores
+from ibaml.training.validation import validated_at_once, validation_scores
 from ibaml.training.watch import Watcher
 from ibaml.training.writer import Snapshot, Writer
 
@@ -300,8 +300,9 @@ class Trainer(Iterations):
         averaged = nullcontext() if self.average is None else self.average.in_place()
         with self.spans("validation"), averaged:
             result = validation_scores(
-                self.learner, self.tasks, self.settings, self.processes, on_message
-            )
+                self.learner, self.tasks, self.settings, self.processes, on_message,
+                self.validated_at_once,
+            )  # fmt: skip
         best = result["nll"] < (float("inf") if self.best is None else self.best)
         if best:
             self.best, self.best_step = result["nll"], self.step
@@ -311,6 +312,11 @@ class Trainer(Iterations):
                     self._write(self.run.save_best, facts)
         self._tell("validated", self.step, result, best)
         return result
+
+    @cached_property
+    def validated_at_once(self) -> int:
+        """How many validation tasks are judged at once; measured once."""
+        return validated_at_once(self.learner, self.tasks, self.settings)
 
     def _give_up(self, pending: Pending, saved: int) -> None:
         self.writer.wait()

@@ -9,8 +9,8 @@ import torch
 
 from ibaml.energy import Categorical
 from ibaml.evaluation import Scores
-from ibaml.evaluation.at_once import MOST, ON_CPU
-from ibaml.evaluation.predict import fit_temperature, score_tasks
+from ibaml.evaluation.at_once import ON_CPU
+from ibaml.evaluation.predict import batch_for, fit_temperature, score_tasks
 from ibaml.learner import MetaLearner
 from ibaml.tasks import TaskSource
 from ibaml.training.faults import TrainingError, first_line, out_of_memory, what_to_lower
@@ -26,13 +26,14 @@ def validation_scores(
     settings: Settings,
     processes: Processes,
     on_message: Callable[[str], None],
+    at_once: int,
 ) -> dict[str, float]:
-    """The nll, and accuracy or RMSE, over ``val_tasks`` tasks. A fitted temperature is fitted on
-    these tasks."""
+    """The nll, and accuracy or RMSE, over ``val_tasks`` tasks, ``at_once`` at a time. A fitted
+    temperature is fitted on these tasks."""
     keys = processes.share(range(settings.val_tasks))
     second = "rmse" if settings.regression else "accuracy"
     sums = {"nll": 0.0, "tasks": 0.0, second: 0.0}
-    for row in _rows(learner, tasks, settings, processes, keys, on_message):
+    for row in _rows(learner, tasks, settings, processes, keys, on_message, at_once):
         sums["nll"] += row["nll"]
         sums[second] += row["mse" if second == "rmse" else "accuracy"]
         sums["tasks"] += 1
@@ -49,6 +50,19 @@ def validation_scores(
     return result
 
 
+def validated_at_once(learner: MetaLearner, tasks: TaskSource, settings: Settings) -> int:
+    """How many validation tasks to judge at once: as many as fit, which a CPU does not measure."""
+    if learner.reference.device.type == "cpu":
+        return min(settings.micro_batch or ON_CPU, ON_CPU)
+    try:
+        return batch_for(learner, tasks, "val")
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+    release(learner)
+    return 1
+
+
 def _rows(
     learner: MetaLearner,
     tasks: TaskSource,
@@ -56,11 +70,9 @@ def _rows(
     processes: Processes,
     keys: Sequence[int],
     on_message: Callable[[str], None],
+    at_once: int,
 ) -> list[dict[str, int | float]]:
     """The scores of this process's tasks, one row each."""
-    at_once = None  # as many as fit
-    if next(learner.parameters()).device.type == "cpu":
-        at_once = min(settings.micro_batch or ON_CPU, ON_CPU)
     likelihood = learner.likelihood
     fits = isinstance(likelihood, Categorical) and likelihood.log_fit is not None
     if not keys and not fits:
@@ -87,8 +99,7 @@ def _rows(
                 f"out of memory in validation ({lacking}): lower {what_to_lower(settings)}"
             )
         release(learner)
-        before = at_once or MOST
-        at_once = (before + 1) // 2
+        before, at_once = at_once, (at_once + 1) // 2
         on_message(
             f"validation: out of memory with {before} task(s) at once ({lacking}); again with "
             f"{at_once}"
