@@ -22,7 +22,7 @@ from ibaml.training.pretraining import Pretraining
 SIDE = 16
 SMALL = {
     "shots": "1", "ways": 3, "model": "conv4", "channels": 4, "image_size": SIDE, "queries": 2,
-    "train_tasks": 4, "tasks": 2, "validations": 1, "val_tasks": 3, "test_tasks": 6,
+    "train_tasks": 2, "tasks": 1, "validations": 1, "val_tasks": 3, "test_tasks": 6,
     "test_queries": 3, "threads": 1, "device": "cpu",
 }  # fmt: skip
 
@@ -92,12 +92,32 @@ def test_settings_are_chosen_by_the_nll_of_validation_tasks(folder, tmp_path):
     best = min(row.tried, key=lambda one: one["nll"])
     assert row.settings == best["settings"]
     assert "(chosen)" in "\n".join(written(found))
+    assert len(list((tmp_path / "runs").iterdir())) == 1  # the others are deleted
+    again = compare(folder, given, tmp_path, lambda *_: None)  # from the parts
+    assert again.rows[0].tried == row.tried
 
 
-def test_no_run_begins_after_the_minutes(folder, tmp_path):
-    found = compare(folder, options(minutes=1e-9), tmp_path, lambda *_: None)
+def test_the_minutes_stop_it_inside_a_run_and_the_same_command_goes_on(
+    folder, tmp_path, monkeypatch
+):
+    now = [0.0]
+    monkeypatch.setattr(jobs_module.time, "monotonic", lambda: now[0])
+    seen = []
+
+    def watch(done: int, total: int, what: str) -> None:
+        seen.append(what)
+        now[0] += 100.0 * what.endswith("iteration 1 of 6")
+
+    found = compare(folder, options(minutes=1, train_tasks=6), tmp_path, watch)
     assert (found.rows, found.missing) == ([], 2)
+    before = sum("iteration" in what for what in seen)
+    assert 1 <= before < 6
     assert "2 rows are missing: the same command continues" in list(written(found))[-1]
+    seen.clear()
+    found = compare(folder, options(train_tasks=6), tmp_path, watch)
+    ours = [what for what in seen if what.startswith("iBaML") and "iteration" in what]
+    assert len(ours) == 6 - before  # the first run went on where it was
+    assert found.missing == 0
 
 
 def test_every_method_has_valid_settings(folder, tmp_path):
@@ -105,7 +125,7 @@ def test_every_method_has_valid_settings(folder, tmp_path):
     for arm in ARMS:
         for candidate in jobs.candidates(arm):
             settings = jobs.settings(arm, candidate, 1, 0)
-            assert settings.iterations * settings.tasks == 4
+            assert settings.iterations * settings.tasks == 2
     assert jobs.settings("anil", {}, 1, 0).adapt == "head"
     assert set(USUAL) <= set(ARMS)
 

@@ -6,7 +6,9 @@ Figures are kept as parts. Pre-training is done once a seed and copied into the 
 
 from __future__ import annotations
 
+import gc
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -108,6 +110,10 @@ class _Jobs:
         self.progress, self.done = progress, set[str]()
         self.until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
 
+    @property
+    def is_over(self) -> bool:
+        return self.until is not None and time.monotonic() > self.until
+
     @cached_property
     def total(self) -> int:
         options, runs = self.options, 0
@@ -161,7 +167,21 @@ class _Jobs:
             settings = self.settings(arm, best, shots, seed)
             test = partial(self._test, arm, settings, runs[seed]["log_fit"])
             scores[seed] = unpacked(self.parts(self._key("test", settings), test)["scores"])
+        self._tidy(arm, best, shots)
         return Row(arm, shots, tried, best, scores, runs)
+
+    def _tidy(self, arm: str, best: Mapping[str, Any], shots: int) -> None:
+        """Delete the runs that were not chosen, whose figures are kept, and of the others what only
+        more training would need."""
+        for candidate in self.candidates(arm):
+            if candidate != best:
+                folder = self._folder(arm, self.settings(arm, candidate, shots, 0))
+                shutil.rmtree(folder, ignore_errors=True)
+        for seed in range(self.options.seeds if ARMS[arm].often else 1):
+            checkpoints = self._folder(arm, self.settings(arm, best, shots, seed)) / "checkpoints"
+            if (checkpoints / "best.safetensors").exists():
+                for file in checkpoints.glob("step-*"):
+                    file.unlink()
 
     def trained(
         self, arm: str, candidate: Mapping[str, Any], shots: int, seed: int
@@ -188,7 +208,7 @@ class _Jobs:
         return self.parts.run_folder(f"{arm}-{settings.shots}", {"run": identity(settings)})
 
     def _train(self, arm: str, settings: Settings, what: str) -> dict[str, Any]:
-        if self.until is not None and time.monotonic() > self.until:
+        if self.is_over:
             raise OutOfTime
         try:
             run = self._complete(arm, settings, what)
@@ -204,6 +224,9 @@ class _Jobs:
         likelihood = learner.likelihood
         assert isinstance(likelihood, Categorical)
         assert likelihood.log_fit is not None
+        gc.collect()  # learners and their recordings go in circles
+        if likelihood.log_fit.is_cuda:
+            torch.cuda.empty_cache()
         curve, seconds = _curve(run)
         return {
             "failed": "",
@@ -220,10 +243,14 @@ class _Jobs:
         """The run, trained to its end."""
         folder = self._folder(arm, settings)
 
+        def tell(text: str) -> None:
+            self.progress(len(self.done), self.total, f"{what}: {text}")
+            listened = signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
+            if self.is_over and listened:  # the run saves itself and stops
+                signal.raise_signal(signal.SIGTERM)
+
         def watchers(*_: Any) -> list[_Watch]:
-            return [
-                _Watch(lambda text: self.progress(len(self.done), self.total, f"{what}: {text}"))
-            ]
+            return [_Watch(tell)]
 
         if (folder / "config.json").exists():
             run = open_run(folder)
@@ -238,7 +265,7 @@ class _Jobs:
                 shutil.copyfile(shared, folder / FILE)
             run, outcome = train(settings, folder, watchers=watchers)
         if outcome.signal is not None:
-            raise KeyboardInterrupt
+            raise OutOfTime if self.is_over else KeyboardInterrupt
         if (run.path / FILE).exists():
             if not (shared := self._pretrained(settings)).exists():
                 shared.parent.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ class QualityOptions:
         shown="running, and support where layers are adapted",
     )  # fmt: skip
     minutes: float | None = setting(
-        None, "Begin no run after so many; the same command continues.", _RUN, above=0
+        None, "Stop after so many, inside a run too; the same command goes on.", _RUN, above=0
     )
     quick: bool = setting(False, "A small comparison, for minutes on two cores.", _RUN)
     device: str = setting("auto", "Device: auto, cpu, cuda or cuda:N.", _RUN)
