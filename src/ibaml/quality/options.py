@@ -13,8 +13,8 @@ from ibaml.words import BACKBONES, NORM_STATS
 _WHAT, _TRAIN, _JUDGE, _RUN = "What is compared", "Training", "Judging", "Run"
 QUICK: dict[str, Any] = {
     "arms": ("ours", "point", "maml", "protonet", "r2d2"), "shots": (1,), "seeds": 1,
-    "channels": 8, "image_size": 28, "queries": 5, "train_tasks": 160, "tasks": 8,
-    "validations": 2, "val_tasks": 30, "test_tasks": 60, "tune": False,
+    "channels": 8, "image_size": 28, "queries": 5, "train_tasks": 800, "tasks": 8,
+    "validations": 5, "val_tasks": 60, "test_tasks": 200, "tune": False,
 }  # fmt: skip
 
 
