@@ -25,9 +25,6 @@ source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
-# pages of commands that are being built are listed already; one that is not listed is a warning
-suppress_warnings = ["toc.not_readable"]
-
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"

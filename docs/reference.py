@@ -54,7 +54,7 @@ def entry(module: str, name: str, line: str) -> str:
     if inspect.ismodule(thing):
         return f"- :doc:`{thing.__name__}`\n"
     if inspect.isclass(thing):
-        options = "   :members:\n   :show-inheritance:\n"
+        options = "   :members:\n"
         return f".. autoclass:: {module}.{name}\n{options}"
     if inspect.isroutine(thing):
         return f".. autofunction:: {module}.{name}\n"

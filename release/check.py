@@ -30,7 +30,10 @@ LAUNCHED = {  # examples that another program starts
     "with_torchrun": ["torchrun", "--nproc-per-node", "2"],
     "with_accelerate": ["torchrun", "--nproc-per-node", "2"],
 }
-IN_WHEEL = ("py.typed", "tasks/splits/", "answers/priors/", "licenses/LICENSE", "licenses/NOTICE")
+IN_WHEEL = (
+    "py.typed", "tasks/splits/", "answers/priors/", "serve/page/", "pages/templates/",
+    "licenses/LICENSE", "licenses/NOTICE",
+)  # fmt: skip
 
 
 def run(*words: str | Path, at: Path = ROOT) -> str:
@@ -105,6 +108,9 @@ def smoke(commands: Path, folder: Path) -> None:
     accuracy = re.search(r"([\d.]+) ?%", scores)
     assert accuracy, f"no accuracy in {scores}"
     assert float(accuracy[1]) > 40, f"by chance 20 %:\n{scores}"
+    run(ibaml, "doctor", "run", at=folder)
+    run(ibaml, "report", "run", at=folder)
+    assert (folder / "run/report.html").stat().st_size > 10_000
     run(ibaml, "predict", "known.npz", "new.npz", "--out", "answers", at=folder)
     answers = (folder / "answers/predictions.csv").read_text().splitlines()
     assert len(answers) == 19, "18 answers and a header"

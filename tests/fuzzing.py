@@ -1,8 +1,7 @@
 """What does each reader do with damaged files? Success or a sentence of ours, never anything else.
 
 `python tests/fuzzing.py 10000` (`make fuzz`) tries many; test_fuzz.py tries a few. A reader has
-valid files; the n-th input is one of them, changed as numbers of the seed n say. (A reader of
-requests is one whose ``read`` sends the file to a server.)
+valid files; the n-th input is one of them, changed as numbers of the seed n say.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load, save
 
+import fuzzing_http
 import ibaml
 from ibaml.answers import Classifier, Prior
 from ibaml.artifact import ArtifactError, load_learner
@@ -294,6 +294,7 @@ def readers(place: Path) -> dict[str, Reader]:
             tuple(pickle.dumps(dataset, protocol) for protocol in range(6)), in_bytes,
         ),
         "cifar": Reader(cifar, ".tar.gz", (_cifar(),), in_packed),
+        "request": Reader(fuzzing_http.send, "", fuzzing_http.VALID, in_words),
         "summary": Reader(evaluation("summary.json", summary), ".json", (summary,), in_json),
         "scores": Reader(evaluation("scores.npz", scores), ".npz", (scores,), in_members),
         "doctor": Reader(

@@ -219,7 +219,7 @@ class Soak:
                 self._wait(process, run)
                 EVENTS[name][0](process, self.disk)
             try:
-                said, _ = process.communicate(timeout=300)
+                said, _ = process.communicate(timeout=1800)
             except subprocess.TimeoutExpired:
                 process.kill()
                 said = process.communicate()[0] + "\nit hangs"
@@ -362,6 +362,7 @@ def soak(minutes: float, seed: int, folder: Path) -> int:
                 work.wrong += [f"{cut.name} ({name}): {what}" for what in differences(whole, cut)]
             verdict = "as if undisturbed" if len(work.wrong) == before else "WRONG"
             small = settings(cut)["micro_batch"] != settings(whole)["micro_batch"]
+            print(*work.wrong[before:], sep="\n", end="\n" if work.wrong[before:] else "")
             verdict += " (to rounding: fewer tasks at a time)" if small else ""
             print(f"{name}: {', '.join(events)}: {verdict}", flush=True)
             done += 1

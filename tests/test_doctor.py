@@ -20,7 +20,9 @@ from ibaml.doctor.answers import answers
 from ibaml.doctor.data import association, leaks, repeated
 from ibaml.doctor.gradients import compare_with_unrolled, gradient_figures, meta_gradient, slope
 from ibaml.doctor.measure import prior_figures
+from ibaml.doctor.readings import Case
 from ibaml.doctor.variants import with_rate, with_spread, with_steps, with_strength
+from ibaml.doctor.verdict import findings
 from ibaml.evaluation import score_tasks
 from ibaml.evaluation.predict import fit_temperature
 from ibaml.tasks import EpisodeTasks, Table, TableTasks, TaskBatch, feature_vectors
@@ -376,6 +378,45 @@ def test_running_statistics_that_were_never_filled_are_named():
     checkup = ibaml.check(learner, batch)
     assert "batch norm misused" in [finding.fault for finding in checkup.findings]
     assert "never filled" in checkup.verdict
+
+
+def cluster_learner(temperature: float = 4.0) -> tuple[ibaml.MetaLearner, TaskBatch]:
+    """A learner that needs no training: the clusters are far apart."""
+    torch.manual_seed(0)
+    net = ibaml.nn.mlp(6, 3, hidden=(32,))
+    learner = ibaml.methods.imaml(net, likelihood=ibaml.Categorical(temperature))
+    tasks = EpisodeTasks(feature_vectors(*clusters()), 3, queries=5)
+    return learner, tasks.batches("train", range(12))[0]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "word"), [(50.0, "overconfident"), (0.1, "underconfident")]
+)
+def test_answers_that_are_too_sure_or_not_sure_enough_are_named(temperature, word):
+    checkup = ibaml.check(*cluster_learner(temperature))
+    assert checkup.fault == "confidence", checkup.verdict
+    assert word in checkup.verdict
+    assert (checkup.measured.answers.gap > 0) == (word == "overconfident")
+
+
+def test_queries_that_were_given_with_their_answers_are_named():
+    learner, batch = cluster_learner()
+    x = torch.cat([batch.support_x, batch.query_x[:, 3:]], 1)
+    y = torch.cat([batch.support_y, batch.query_y[:, 3:]], 1)
+    checkup = ibaml.check(learner, replace(batch, query_x=x, query_y=y))
+    assert checkup.fault == "queries in the support set", checkup.verdict
+
+
+def test_an_implicit_gradient_that_is_far_too_long_is_named():
+    learner, batch = cluster_learner()
+    case = Case(ibaml.check(learner, batch).measured)
+    assert findings(case) == ()
+    long = replace(case.measured.gradient, steps=5, ratio={"mean": 8.0}, residual=0.2)
+    (finding,) = findings(replace(case, measured=replace(case.measured, gradient=long)))
+    assert finding.fault == "gradient unfit"
+    assert "8.0 times as long as the unrolled one of the same 5 steps" in finding.sentence
+    partly = replace(long, partly=True)  # of fewer steps than the run takes: no verdict on that
+    assert not findings(replace(case, measured=replace(case.measured, gradient=partly)))
 
 
 HEALTHY: dict[str, dict[str, Any]] = {

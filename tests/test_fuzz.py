@@ -10,7 +10,7 @@ from fuzzing import fuzz, prepared
 COUNT = 60
 NAMES = (
     "zip", "image", "npz", "list", "table", "toml", "config", "splits", "log", "checkpoint",
-    "learner", "posterior", "classifier", "prior", "pickle", "cifar",
+    "learner", "posterior", "classifier", "prior", "pickle", "cifar", "request",
     "summary", "scores", "doctor", "result",
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -245,3 +246,22 @@ def test_names_tell_the_terminal_nothing(tmp_path):
         done = CliRunner().invoke(app, ["data", *words, str(tmp_path / "d"), "--image-size", "8"])
         assert not set("\x1b\x07\u202e") & set(done.output)
     assert r"\x1b]0;mine" in done.output
+
+
+def test_a_librarys_thread_that_cannot_write_says_so_in_a_sentence():
+    """TensorBoard writes in a thread of its own, and a disk may be full."""
+    script = """
+import sys, threading
+import ibaml.cli
+def app():
+    def write():
+        raise OSError(28, "No space left on device")
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+ibaml.cli.app = app
+from ibaml.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "Error: [Errno 28] No space left on device\n")

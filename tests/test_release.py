@@ -44,3 +44,11 @@ def test_the_supported_pythons_are_those_that_are_claimed():
     claimed = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
     assert claimed[0] == project["requires-python"].removeprefix(">=")
     assert all(url.startswith("https://") for url in project["urls"].values())
+
+
+def test_every_page_has_a_place_in_the_navigation():
+    docs = ROOT / "docs"
+    listed = set((docs / "index.md").read_text().split())
+    pages = {p.relative_to(docs).with_suffix("").as_posix() for p in docs.rglob("*.md")}
+    missing = pages - listed - {"index"}
+    assert not missing, f"docs/index.md does not list {sorted(missing)}"

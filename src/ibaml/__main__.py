@@ -1,6 +1,7 @@
 """``ibaml`` and ``python -m ibaml``"""
 
 import sys
+import threading
 
 
 def main() -> None:
@@ -8,6 +9,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a file's name may hold what the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
+    threading.excepthook = _in_a_thread
     try:
         from ibaml.cli import app
 
@@ -15,6 +17,14 @@ def main() -> None:
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         sys.exit(130)
+
+
+def _in_a_thread(what: threading.ExceptHookArgs) -> None:
+    """What a library's own thread could not write (TensorBoard's, on a full disk) is a sentence."""
+    if isinstance(what.exc_value, OSError):
+        print(f"Error: {what.exc_value}", file=sys.stderr)
+    else:
+        threading.__excepthook__(what)
 
 
 if __name__ == "__main__":

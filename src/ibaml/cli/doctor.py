@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 HELP = """Examine a run: what is wrong, and which setting to change.
 
-    Nothing is trained. The run's weights answer validation tasks as they are, and with one setting
-    changed at a time: a tenth of β, a narrower prior, shorter steps, more of them, other
-    statistics of batch norm. A setting is to blame if another one is better for sure. The
-    meta-gradient is compared with the unrolled one, and the data are searched for leaks and
+    Nothing is trained. The run's weights answer validation tasks as they are,
+    and again with one setting changed at a time: a tenth of β, a narrower
+    prior, shorter steps, more of them, other statistics of batch norm. A
+    setting is to blame if another value is better for sure. The meta-gradient
+    is compared with the unrolled one, and the data are searched for leaks and
     shuffled labels.
 
     Examples:
@@ -35,9 +36,9 @@ HELP = """Examine a run: what is wrong, and which setting to change.
 
     ibaml doctor runs/glyphs --json
 
-    The last line is the verdict: one sentence, and the command that changes the setting.
-    RUN/doctor.json has every figure; the exit status is 0 also where something is wrong.
-    See docs/doctor.md for each figure and threshold."""
+    The verdict is one sentence, with the command that changes the setting.
+    RUN/doctor.json has every figure. The exit status is 0 also where something
+    is wrong. See docs/doctor.md for each figure and threshold."""
 
 
 def command(app: typer.Typer) -> None:

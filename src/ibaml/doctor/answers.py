@@ -37,6 +37,7 @@ class Answers:
         scale: that scale: t above 1 (a factor of σ below 1) says that answers were not sure enough.
         right: mean accuracy, or 1 − mse/variance of the targets of a task.
         skill: 0 for answers that ignore the input, 1 for perfect ones.
+        known: nats a query that the answers, at their best scale, are ahead of such answers.
         confidence: mean probability of the answer, or how often the target is inside the 95 %
             interval.
         error: expected calibration error, or the distance of that share from 95 %.
@@ -50,6 +51,7 @@ class Answers:
     scale: float
     right: float
     skill: float
+    known: float
     confidence: float
     error: float
     gap: float
@@ -116,13 +118,15 @@ def _labels(
     correct = np.concatenate(
         [_flat(p.argmax(-1) == y) > 0 for p, y in zip(averaged, labels, strict=True)]
     )
+    informed = _nll(at_best, labels)
     right, chance = float(correct.mean()), 1 / averaged[0].shape[-1]
     return Answers(
         nll=_nll(averaged, labels),
-        informed=_nll(at_best, labels),
+        informed=informed,
         scale=scale,
         right=right,
         skill=(right - chance) / (1 - chance),
+        known=-math.log(chance) - float(informed.mean()),
         confidence=float(confidence.mean()),
         error=float(ece(bin_sums(confidence, correct).sum(0))),
         gap=float(confidence.mean()) - right,
@@ -188,6 +192,7 @@ def _numbers(
         scale=scale,
         right=explained,
         skill=explained,
+        known=-0.5 * math.log(max(1 - explained, 1e-12)),
         confidence=inside,
         error=abs(0.95 - inside),
         gap=0.95 - inside,

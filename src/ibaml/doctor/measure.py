@@ -83,6 +83,7 @@ class AnswerFigures:
     scale: float
     right: float
     skill: float
+    known: float
     confidence: float
     error: float
     gap: float
@@ -93,7 +94,7 @@ class AnswerFigures:
     def of(cls, one: Answers) -> AnswerFigures:
         return cls(
             float(one.nll.mean()), float(one.informed.mean()), one.scale, one.right, one.skill,
-            one.confidence, one.error, one.gap, one.drawn, one.diverged,
+            one.known, one.confidence, one.error, one.gap, one.drawn, one.diverged,
         )  # fmt: skip
 
 

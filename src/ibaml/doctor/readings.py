@@ -54,13 +54,16 @@ def norm(case: Case) -> float:
 
 
 def gain(setting: str) -> Callable[[Case], float]:
-    """What another value of a setting gains for sure. Where answers are guesses, weights that never
-    learned can show little of it, and a fifth is enough: such a run is not healthy anyway."""
+    """What another value of a setting gains for sure; 0 if another setting gains more, which is
+    then to blame. Where less is known than `NATS`, it is enough to double that (from a fifth of
+    `NATS` on): weights that never learned have little to show."""
 
     def read(case: Case) -> float:
-        best = case.measured.best_change(setting)
-        guesses = case.measured.answers.skill < SKILL
-        return 0.0 if best is None else max(0.0, best.gain.low) * (5 if guesses else 1)
+        m = case.measured
+        best = m.best_change(setting)
+        if best is None or any(other.gain.low > best.gain.low for other in m.changes):
+            return 0.0
+        return max(0.0, best.gain.low) * NATS / min(max(m.answers.known, NATS / 5), NATS)
 
     return read
 
