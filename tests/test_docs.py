@@ -84,6 +84,11 @@ def of_methods() -> dict[str, Any]:
     return {"ibaml": ibaml, "model": model, "learner": ibaml.methods.ibaml(model)}
 
 
+def of_quality() -> dict[str, Any]:
+    photographs(size=8)
+    return {}
+
+
 def of_training() -> dict[str, Any]:
     photographs(size=8)
     small = {"image_size": 16, "channels": 2, "queries": 2, "tasks": 1, "micro_batch": 1}
@@ -97,10 +102,12 @@ SETUP = {
     "docs/data.md": of_data,
     "docs/evaluation.md": of_evaluation,
     "docs/methods.md": of_methods,
+    "docs/quality.md": of_quality,
     "docs/training.md": of_training,
 }
 SHORTER = {
     "docs/data.md": {"stream(tasks=16)": "stream(tasks=1, steps=1)"},  # printed: for ever
+    "docs/quality.md": {"epochs=60": "epochs=1", "conv4(5)": "conv4(5, 2)"},
     "docs/training.md": {
         '"iterations": 500': '"iterations": 2, "steps": 1, "micro_batch": 8, "val_tasks": 8',
         "iterations=1000": "iterations=3",

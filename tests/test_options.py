@@ -700,8 +700,8 @@ OPTIONS |= {
     ),
     "nearly a posterior": (
         lambda: m.ibaml(mlp_model(), posterior="ful"),
-        "posterior must be one of diagonal, low_rank, full, class_means; got 'ful'; did you "
-        "mean full?",
+        "posterior must be one of diagonal, low_rank, full, class_means, point, prototypes, "
+        "ridge, gp; got 'ful'; did you mean full?",
     ),
     "lam and beta": (
         lambda: m.ibaml(mlp_model(), lam=0.1, beta=0.1),

@@ -35,7 +35,7 @@ _CHOICES: dict[str, type] = {
     one.__name__: one
     for one in (
         weights.Point, weights.DiagonalGaussian, weights.LowRankGaussian, weights.FullGaussian,
-        weights.ClassMeans,
+        weights.ClassMeans, weights.SimpleHead,
         solve.GradientDescent, solve.PolyakDescent, solve.NaturalDescent, solve.Adam,
         solve.NewtonCG, solve.DualNewton, solve.HeadNewton,
         gradient.Unrolled, gradient.FirstOrder, gradient.Reptile, gradient.Implicit,

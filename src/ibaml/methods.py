@@ -48,6 +48,7 @@ from ibaml.weights import (
     LowRankGaussian,
     Point,
     Selection,
+    SimpleHead,
 )
 from ibaml.words import (
     CURVATURES,
@@ -55,6 +56,7 @@ from ibaml.words import (
     NOT_OF_FULL,
     POSTERIORS,
     READ_BY,
+    SIMPLE_HEADS,
     SOLVERS,
     STOPPINGS,
     ObjectiveName,
@@ -161,7 +163,9 @@ class IbamlOptions(ImplicitOptions, BayesOptions, total=False):
     Attributes:
         posterior: what is believed about the adapted weights: ``"full"``, any covariance, for a
             linear head, in closed form; ``"diagonal"``, the paper's; ``"low_rank"``; or
-            ``"class_means"`` (`ClassMeans`, for features white within classes). By default
+            ``"class_means"`` (`ClassMeans`, for features white within classes). To compare with,
+            also of a linear head: ``"point"``, ``"prototypes"`` (ProtoNet), ``"ridge"`` (R2-D2),
+            ``"gp"`` (Gaussian processes on labels ±1). By default
             a head's is full, unless an option is given that describes how the others are computed
             (``samples``, ``noise``, ``steps``, ``lr``, ``solver``, ``cg_steps``, …).
         lam: λ, the strength of the prior at the start, on the mean nll as in iMAML, instead of β:
@@ -331,6 +335,8 @@ def _belief(method: str, options: dict[str, Any], values: Mapping[str, Any]) -> 
         kappa = lam * math.exp(log_var)
     if values["posterior"] in IN_CLOSED_FORM:
         _refuse_draws(values["posterior"], options)
+        if values["posterior"] in SIMPLE_HEADS:
+            return SimpleHead(values["posterior"], kappa)
         return FullGaussian(kappa=kappa) if values["posterior"] == "full" else ClassMeans()
     return (DiagonalGaussian if values["posterior"] == "diagonal" else LowRankGaussian)(kappa=kappa)
 

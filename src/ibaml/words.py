@@ -53,9 +53,14 @@ SOLVERS: tuple[SolverName, ...] = (
 DESCENTS: tuple[SolverName, ...] = ("descent", "polyak", "natural")  # with a step size α
 ObjectiveName = Literal["query", "predictive", "abml"]
 OBJECTIVES: tuple[ObjectiveName, ...] = ("query", "predictive", "abml")
-PosteriorName = Literal["diagonal", "low_rank", "full", "class_means"]
-POSTERIORS: tuple[PosteriorName, ...] = ("diagonal", "low_rank", "full", "class_means")
-IN_CLOSED_FORM: tuple[PosteriorName, ...] = ("full", "class_means")  # of a linear head
+SimpleHeadName = Literal["point", "prototypes", "ridge", "gp"]
+SIMPLE_HEADS: tuple[SimpleHeadName, ...] = ("point", "prototypes", "ridge", "gp")
+PosteriorName = Literal["diagonal", "low_rank", "full", "class_means"] | SimpleHeadName
+POSTERIORS: tuple[PosteriorName, ...] = (
+    "diagonal", "low_rank", "full", "class_means", *SIMPLE_HEADS,
+)  # fmt: skip
+IN_CLOSED_FORM: tuple[PosteriorName, ...] = ("full", "class_means", *SIMPLE_HEADS)  # linear heads
+WITHOUT_PRIOR: tuple[PosteriorName, ...] = ("class_means", "prototypes")  # that is given
 # how a posterior is computed that is not full; one of them, given, selects the diagonal one
 NOT_OF_FULL = (
     "samples", "noise", "cg_steps", "curvature", "damping", "block", "stopping", "solver", "steps",

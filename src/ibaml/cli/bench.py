@@ -1,5 +1,5 @@
-"""``ibaml bench``: what does a meta-gradient cost here, how fast is a run, and how good are simple
-heads?"""
+"""``ibaml bench``: what does a meta-gradient cost here, how fast is a run, how good are simple
+heads, and which method is best?"""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typer.main import get_command
 from ibaml.cli.heads import heads
 from ibaml.cli.options import with_options
 from ibaml.cli.progress import counting
+from ibaml.cli.quality import quality
 from ibaml.cli.screen import console, errors_as_sentences, say, say_if_without_pictures
 from ibaml.cli.speed import training
 from ibaml.extras import missing
@@ -29,7 +30,7 @@ class _Measurements(TyperGroup):
     """Builds the options of a command only when it is used, because they import `ibaml.paper`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return ["complexity", "heads", "training"]
+        return ["complexity", "heads", "quality", "training"]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         alone = typer.Typer(add_completion=False)
@@ -41,6 +42,10 @@ class _Measurements(TyperGroup):
             from ibaml.assessment import HeadsOptions
 
             alone.command(cmd_name)(with_options(heads, HeadsOptions))
+        elif cmd_name == "quality":
+            from ibaml.quality import QualityOptions
+
+            alone.command(cmd_name)(with_options(quality, QualityOptions))
         elif cmd_name == "training":
             from ibaml.speed import SpeedOptions
 
@@ -55,7 +60,7 @@ def commands(app: typer.Typer) -> None:
     bench = typer.Typer(
         cls=_Measurements,
         no_args_is_help=True,
-        help="Measure meta-gradients or whole runs, or compare simple heads.",
+        help="Measure meta-gradients or whole runs, or compare simple heads or methods.",
     )
     bench.callback()(lambda: None)  # typer needs a callback where no command is registered
     app.add_typer(bench, name="bench")

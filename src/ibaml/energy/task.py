@@ -19,6 +19,7 @@ from torch.func import functional_call
 from ibaml.energy.base import detached
 from ibaml.energy.likelihood import Likelihood
 from ibaml.execution import Runner, held
+from ibaml.heads.class_means import ClassDirections
 from ibaml.heads.gaussian import GaussianHead
 from ibaml.heads.points import place_first
 from ibaml.weights import Belief, Layout, Precision, Prior, Slot
@@ -147,6 +148,8 @@ class TaskEnergy:
         """The network's outputs, (T, S, N, …)."""
         if self.points is not None:
             mean, covariance = self.output_moments(v)
+            if isinstance(self.answer, ClassDirections):
+                return mean[:, None]  # no spread
             return place_first(mean, covariance, self.points)
         constants = {**self.constants, **self.meta.shared}
         features = self._features(constants)

@@ -18,10 +18,11 @@ from ibaml.heads.dual import laplace
 from ibaml.heads.gaussian import BeforeExamples, GaussianHead
 from ibaml.heads.prior import HeadPrior
 from ibaml.heads.regression import regression
+from ibaml.heads.simple import simple_head
 from ibaml.heads.variational import variational
 from ibaml.linalg import Reason
 from ibaml.solve.base import Solution, energy_and_gradient
-from ibaml.weights import ClassMeans, FullGaussian
+from ibaml.weights import ClassMeans, FullGaussian, SimpleHead
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class DualNewton:
             silent = torch.where(solution.diverged[:, None, None], 0.0, features)
             answer, solution = self._solved(energy, prior, silent)
             solution = _with(solution, reason=reason)
-        if examine and not isinstance(energy.belief, ClassMeans):  # which minimizes nothing
+        if examine and _minimizes(energy):
             held, v = energy.frozen(), solution.value
             start = energy.belief.start(held.meta.prior, len(v))
             with torch.no_grad():
@@ -84,6 +85,15 @@ class DualNewton:
                 raise ValueError("ClassMeans is for labels, and the targets are numbers")
             variance = prior.log_var.exp()
             answer = class_directions(features, energy.y, classes, variance)
+        elif isinstance(energy.belief, SimpleHead):
+            kind = energy.belief.kind
+            if not energy.likelihood.takes_labels(energy.y):
+                raise ValueError(f"{kind} is for labels, and the targets are numbers")
+            if kind == "prototypes" and not energy.adapts_bias:
+                raise ValueError("prototypes need a head with a bias, which is adapted too")
+            answer = simple_head(
+                kind, prior, features, energy.y, classes, beta, self.steps, self.tol
+            )
         elif energy.likelihood.takes_labels(energy.y):
             assert isinstance(energy.belief, FullGaussian)
             infer = variational if energy.belief.inference == "variational" else laplace
@@ -105,6 +115,14 @@ class DualNewton:
         reason = torch.where(finite, reason, int(Reason.NONFINITE))
         nothing = value.new_full((len(value),), float("nan")).detach()
         return answer, Solution(value.detach(), steps, reason, nothing, None, None)
+
+
+def _minimizes(energy: TaskEnergy) -> bool:
+    """Whether the solution is a minimum of E."""
+    belief = energy.belief
+    return isinstance(belief, FullGaussian) or (
+        isinstance(belief, SimpleHead) and belief.kind == "point"
+    )
 
 
 def head_prior(energy: TaskEnergy) -> HeadPrior:

@@ -14,10 +14,10 @@ from torch import Tensor
 from ibaml.seeding import mix
 from ibaml.tasks.augment import Augment
 from ibaml.tasks.batch import TaskBatch
+from ibaml.tasks.converted import Converted, turned
 from ibaml.tasks.dataset import Dataset
 from ibaml.tasks.errors import DataError
 from ibaml.tasks.numbers import Numbers, sample_rows
-from ibaml.tasks.sending import sent
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class Episodes:
     ) -> tuple[Tensor, Tensor]:
         """Inputs and labels of the support (0) or the query (1) set, from rows (T, ways, n)."""
         tasks, ways, count = rows.shape
-        x = self._examples(torch.from_numpy(rows.reshape(tasks, -1)))
+        x = self._converted(torch.from_numpy(rows.reshape(tasks, -1)))
         if self.rotations or self.augment is not None:
             x = x.unflatten(1, (ways, count))
-            x = _turn(x, turns) if self.rotations else x
+            x = turned(x, turns) if self.rotations else x
             if self.augment is not None:
                 x = self.augment(
                     x, [mix(self.seed, half, *self.split.encode(), 0, k) for k in keys]
@@ -138,40 +138,6 @@ class Episodes:
         for step in count(start) if steps is None else range(start, start + steps):
             yield self.batch(range(step * tasks, (step + 1) * tasks))
 
-    def _examples(self, rows: Tensor) -> Tensor:
-        """Converted examples (T, n, …) of rows (T, n)."""
-        scale, shift = self._affine
-        raw = self.data.on(self.device)
-        if raw.device.type != "cpu" or torch.device(self.device).type != "cpu":
-            picked = raw.index_select(0, sent(rows.flatten(), raw.device))
-            picked = picked.to(self.device, non_blocking=True).to(self.dtype)
-            return picked.mul_(scale).add_(shift).unflatten(0, rows.shape)
-        # one episode at a time fits into the processor's cache
-        x = torch.empty(*rows.shape, *raw.shape[1:], dtype=self.dtype)
-        for t in range(len(rows)):
-            if raw.dtype == self.dtype:
-                torch.index_select(raw, 0, rows[t], out=x[t])
-            else:
-                x[t].copy_(raw.index_select(0, rows[t]))
-            x[t].mul_(scale).add_(shift)
-        return x
-
     @cached_property
-    def _affine(self) -> tuple[Tensor, Tensor]:
-        """x·scale + shift turns raw examples into what the network reads."""
-        unit = 1 / 255 if self.data.is_image else 1.0
-        mean, std = self.data.moments
-        if not self.normalize:
-            mean, std = torch.zeros_like(mean), torch.ones_like(std)
-        shape = (-1, 1, 1) if self.data.examples.ndim == 4 else (-1,)
-        scale, shift = (unit / std).view(shape), (-mean / std).view(shape)
-        return scale.to(self.device, self.dtype), shift.to(self.device, self.dtype)
-
-
-def _turn(x: Tensor, turns: np.ndarray) -> Tensor:
-    for quarter in (1, 2, 3):
-        tasks, ways = (torch.from_numpy(i) for i in np.nonzero(turns == quarter))
-        if len(tasks):
-            chosen = sent(tasks, x.device), sent(ways, x.device)
-            x[chosen] = torch.rot90(x[chosen], quarter, (-2, -1))
-    return x
+    def _converted(self) -> Converted:
+        return Converted(self.data, self.normalize, self.device, self.dtype)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from ibaml.training.build import describe_source
     from ibaml.training.faults import TrainingError
     from ibaml.training.loop import Outcome, Trainer
+    from ibaml.training.pretraining import pretrain
     from ibaml.training.rules import resolve
     from ibaml.training.run import Run, RunError, create_run, open_run
     from ibaml.training.settings import Settings, SettingsError, read_toml
@@ -21,6 +22,7 @@ else:
             "build": ("describe_source",),
             "faults": ("TrainingError",),
             "loop": ("Outcome", "Trainer"),
+            "pretraining": ("pretrain",),
             "rules": ("resolve",),
             "run": ("Run", "RunError", "create_run", "open_run"),
             "settings": ("Settings", "SettingsError", "read_toml"),
@@ -46,6 +48,7 @@ __all__ = [
     "load",
     "load_run",
     "open_run",
+    "pretrain",
     "read_toml",
     "resolve",
     "resume",

@@ -22,6 +22,7 @@ from ibaml.words import (
     NOT_OF_FULL,
     STOPPINGS,
     UNROLLED,
+    WITHOUT_PRIOR,
     StoppingWord,
 )
 
@@ -74,6 +75,7 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         temperature_of(given["temperature"])
         if method == "reptile" and given["temperature"] in ("learned", "both"):
             raise SettingsError("reptile has no gradient for a temperature: use fitted")
+    _refuse_around_pretraining(given, regression)
     for name in ("noise_std", "learn_noise"):
         if not regression and given.get(name) is not None:
             raise SettingsError(f"{name} is for regression (sinusoids, or a table with target)")
@@ -115,6 +117,23 @@ def _refuse_contradictions(given: Mapping[str, Any], method: str) -> None:
         raise SettingsError(f"objective abml needs a Gaussian belief, and {method} has a point")
 
 
+def _refuse_around_pretraining(given: Mapping[str, Any], regression: bool) -> None:
+    """Refuse pre-training where there are no classes or no layers to train, and what it alone
+    reads."""
+    if not given.get("pretrain"):
+        if given.get("label_smoothing") is not None:
+            raise SettingsError("label_smoothing is for pre-training: give pretrain too")
+        return
+    if regression:
+        raise SettingsError(f"pretrain is for classification, and {_what(given)} is regression")
+    vectors = data_kind(given) is FEATURES or given.get("backbone") is not None
+    usual = "discriminant" if vectors and given.get("hidden") is None else ""
+    if given.get("model", usual) == "discriminant":
+        raise SettingsError(
+            "pretrain has no layers to train in model discriminant: use model mlp, or leave it out"
+        )
+
+
 def _refuse_beside_backbone(given: Mapping[str, Any]) -> None:
     """Refuse what is for images where a run reads their embeddings."""
     if given.get("backbone") is None:
@@ -142,10 +161,11 @@ def _refuse_beside_full(given: Mapping[str, Any], method: str) -> None:
         if given.get("adapt", "head") == "all":
             raise SettingsError(f"posterior {posterior} is for a linear head: use adapt head")
         for name in ("beta", "init_log_var", "lam"):
-            if posterior == "class_means" and name in given:
+            if posterior in WITHOUT_PRIOR and name in given:
+                why = "has none" if posterior == "prototypes" else "comes from the base classes"
                 raise SettingsError(
-                    f"{name} is not read by posterior class_means, whose prior comes from the base "
-                    "classes: leave it out, or use posterior full"
+                    f"{name} is not read by posterior {posterior}, whose prior {why}: leave it "
+                    "out, or use posterior full"
                 )
         for name in NOT_OF_FULL:
             if name in given and name != "steps" and given[name] != "dual":
@@ -240,7 +260,7 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
     own = any(name in given for name in ("posterior", "beta", "init_log_var", "lam"))
     if model == "discriminant" and values.get("posterior") == "full" and not own:
         values["posterior"] = "class_means"
-    if values.get("posterior") == "class_means":
+    if values.get("posterior") in WITHOUT_PRIOR:
         values.update(lam=None, init_log_var=None)
     if values.get("posterior") == "class_means" and model == "discriminant":
         # the base classes give the map, the prior and the answer: nothing is left to train
@@ -251,4 +271,6 @@ def _defaults(given: Mapping[str, Any], method: str) -> dict[str, Any]:
         values["train_shots"] = max(5, given.get("shots", 1))
     if given.get("optimizer") in ("sgd", "rmsprop"):
         values["momentum"] = 0.0
+    if given.get("pretrain"):
+        values["label_smoothing"] = 0.1
     return values

@@ -145,7 +145,8 @@ class Settings:
     )  # fmt: skip
     posterior: str | None = setting(
         None, "What is believed about the adapted weights: full (any covariance, of a linear head, "
-        "in closed form), diagonal (the paper's), low_rank, class_means (of model discriminant).",
+        "in closed form), diagonal (the paper's), low_rank, class_means (of model discriminant); "
+        "to compare with: point, prototypes (ProtoNet), ridge (R2-D2), gp.",
         _METHOD, choices=POSTERIORS,
         only=READ_BY["posterior"],
         shown="full for a head, unless an option of the others is given; else diagonal",
@@ -239,6 +240,15 @@ class Settings:
     )
 
     # --- meta-training
+    pretrain: int = setting(
+        0, "Before the first iteration, train the network as a plain classifier of all training "
+        "classes in so many passes over their examples; its last layer is thrown away.", _OUTER,
+        least=0,
+    )  # fmt: skip
+    label_smoothing: float | None = setting(
+        None, "Pre-training: the share of every label that is spread over all classes.", _OUTER,
+        least=0, most=1, shown="0.1",
+    )  # fmt: skip
     iterations: int = setting(
         2000,
         "Number of meta-iterations.",

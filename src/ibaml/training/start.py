@@ -29,6 +29,7 @@ from ibaml.training.build import (
 )
 from ibaml.training.checkpoint import under, unpack
 from ibaml.training.loop import Outcome, Trainer
+from ibaml.training.pretraining import pretrain_run
 from ibaml.training.processes import Processes, joined, this_process
 from ibaml.training.run import (
     Run,
@@ -175,6 +176,11 @@ def _go(
     notes: Sequence[str] = (),
     spans: Spans | None = None,
 ) -> Outcome:
+    if run.settings.pretrain and content is None and processes.world > 1:
+        raise RunError(
+            "pretrain is done by one process: leave torchrun out until it is done, then resume "
+            "with it"
+        )
     if not processes.first:
         trainer = Trainer(run.settings, learner, tasks, run, processes)
         if content is not None:
@@ -191,6 +197,10 @@ def _go(
             else:
                 notes = [*notes, f"{absent}. Continuing without."]
         everyone = [*watchers(run, learner), *logs]
+        if run.settings.pretrain and content is None:
+            stopped = pretrain_run(run, learner, tasks, everyone)
+            if stopped is not None:
+                return Outcome(0, stopped)
         trainer = Trainer(run.settings, learner, tasks, run, processes, everyone, spans)
         if content is not None:
             trainer.restore(content)

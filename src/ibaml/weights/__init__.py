@@ -2,6 +2,7 @@
 
 from ibaml.weights.belief import Belief, Prior, Start
 from ibaml.weights.full import ClassMeans, FullGaussian
+from ibaml.weights.full import SimpleHead as SimpleHead
 from ibaml.weights.gaussian import DiagonalGaussian
 from ibaml.weights.layout import Layout, Slot
 from ibaml.weights.low_rank import LowRankGaussian

@@ -15,7 +15,7 @@ from torch import Tensor
 from ibaml.arguments import check_word
 from ibaml.weights.belief import Belief, Prior, Start, check_kappa
 from ibaml.weights.precision import DiagonalPrecision
-from ibaml.words import INFERENCES, Inference
+from ibaml.words import INFERENCES, SIMPLE_HEADS, Inference, SimpleHeadName
 
 
 class _Head(Belief):
@@ -86,3 +86,25 @@ class ClassMeans(_Head):
     >>> ClassMeans().noise_size(10)
     0
     """
+
+
+@dataclass(frozen=True)
+class SimpleHead(_Head):
+    """A linear head of the literature, to compare with, with the prior N(m, diag exp ρ) where it
+    has one.
+
+    Args:
+        kind: ``"point"``, the most probable rows alone; ``"prototypes"`` (ProtoNet); ``"ridge"``
+            (R2-D2); ``"gp"``, Gaussian processes on labels ±1. `ibaml.heads.simple` has them.
+        kappa: κ, the weight of the prior; None is β / N.
+
+    >>> SimpleHead("ridge").noise_size(10)
+    0
+    """
+
+    kind: SimpleHeadName
+    kappa: float | None = None
+
+    def __post_init__(self) -> None:
+        check_word("kind", self.kind, SIMPLE_HEADS)
+        check_kappa(self.kappa)
