@@ -213,7 +213,7 @@ def test_arms_with_our_defaults_are_the_runs_that_ibaml_train_makes(pictures, tm
             "meta_lr", "schedule", "objective",
         )  # fmt: skip
         assert [getattr(run, n) for n in of_method] == [getattr(plain, n) for n in of_method]
-        assert run.inner_lr == 0.1  # a small network
+        assert run.inner_lr == 0.3  # a small network
         assert (run.iterations, run.tasks, run.temperature) == (2, 3, "fitted")
     assert open_run(run_of(tmp_path, "ibaml5-ours")).settings.steps == 5
     text = (tmp_path / "README.md").read_text()
