@@ -51,11 +51,13 @@ def command(*words: str | Path) -> None:
 
 
 def trained(kind: str, words: list[str], seed: int, untrained: bool, out: Path) -> Path:
-    """The folder of the run; one that is there is not trained again."""
+    """The folder of the run; one that is there goes on, if it was not at its end."""
     folder = out / f"{kind}-{'untrained' if untrained else 'run'}-{seed}"
     iterations = 0 if untrained else ITERATIONS[kind]
     shortened = [] if iterations is None else ["--iterations", str(iterations)]
-    if not list(folder.glob("checkpoints/step-*")):
+    if list(folder.glob("checkpoints/step-*")):
+        command("train", "--resume", folder)
+    else:
         command("train", *words, "--seed", str(seed), *shortened, "--no-tensorboard",
                 "--threads", "1", "--out", folder)  # fmt: skip
     return folder
