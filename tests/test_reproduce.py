@@ -20,11 +20,12 @@ import ibaml
 from ibaml.cli import app
 from ibaml.linalg import ConjugateGradient, Dense
 from ibaml.pages import report
-from ibaml.paper.folder import Parts, write_study
+from ibaml.paper.folder import write_study
 from ibaml.paper.gradients import bounds, fig1
 from ibaml.paper.gradients.curves import Curves, crossing, errors_of_a_task
 from ibaml.paper.gradients.linear import LinearTest
 from ibaml.paper.studies import STUDIES
+from ibaml.parts import Parts
 from ibaml.tasks import LinearRegression
 
 runner = CliRunner()

@@ -20,15 +20,15 @@ from typer.testing import CliRunner
 from ibaml.assessment import Protocol, assess
 from ibaml.cli import app
 from ibaml.evaluation import ClassScores
+from ibaml.evaluation.packed import packed, unpacked
 from ibaml.paper.complexity import fig2
 from ibaml.paper.complexity.result import Cost, Measured, Point
 from ibaml.paper.complexity.sweep import Sweep
-from ibaml.paper.folder import Parts
 from ibaml.paper.studies import STUDIES
 from ibaml.paper.study import Findings, Study
 from ibaml.paper.trained import fig3
 from ibaml.paper.trained import results as trained
-from ibaml.paper.trained.packed import packed, unpacked
+from ibaml.parts import Parts
 from ibaml.training import open_run, resolve
 from runs import final_state, same
 

@@ -60,7 +60,7 @@ def commands(app: typer.Typer) -> None:
     bench = typer.Typer(
         cls=_Measurements,
         no_args_is_help=True,
-        help="Measure meta-gradients or whole runs, or compare simple heads or methods.",
+        help="Measure meta-gradients and whole runs; compare heads and methods.",
     )
     bench.callback()(lambda: None)  # typer needs a callback where no command is registered
     app.add_typer(bench, name="bench")

@@ -18,7 +18,7 @@ def quality(
     ),
     **given: Any,
 ) -> None:
-    """Train and test methods of the literature on your data, each with its best settings.
+    """Compare methods, each at its best settings, on your data.
 
     Every method has the same training tasks. Its settings are chosen by the nll of validation
     classes, from a small list; one temperature a method is fitted there; test classes are looked

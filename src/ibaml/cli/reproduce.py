@@ -121,7 +121,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _run(study: Study, folder: Path, quick: bool, changes: dict[str, Any], fresh: bool) -> None:
     from ibaml.machine import threads
-    from ibaml.paper.folder import Parts, write_study
+    from ibaml.paper.folder import write_study
+    from ibaml.parts import Parts
 
     settings = study.settings(quick, changes)
     folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the end

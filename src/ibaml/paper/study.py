@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ibaml.fields import chosen, fields_of
-from ibaml.paper.folder import Parts
+from ibaml.parts import Parts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,16 +22,16 @@ import torch
 from ibaml.assessment import Protocol, norm_protocols, open_test
 from ibaml.energy import Categorical
 from ibaml.evaluation import ClassScores
+from ibaml.evaluation.packed import packed, unpacked
 from ibaml.evaluation.predict import fit_temperature, score_tasks
 from ibaml.fields import SettingsError
 from ibaml.machine import in_a_line, machine, pick_device, threads
-from ibaml.paper.folder import Parts
-from ibaml.paper.trained.arms import identity
-from ibaml.paper.trained.packed import packed, unpacked
+from ibaml.parts import Parts
 from ibaml.quality.arms import ARMS
 from ibaml.quality.options import QualityOptions
 from ibaml.training import Run, Settings, Step, open_run, resolve, resume, train
 from ibaml.training.faults import Diverged
+from ibaml.training.identity import identity
 from ibaml.training.pretraining import FILE
 from ibaml.training.pretraining import identity as features_of
 from ibaml.training.rules import is_regression

@@ -19,8 +19,8 @@ from ibaml.paper.complexity.measure import measure
 from ibaml.paper.complexity.picture import complexity_figure
 from ibaml.paper.complexity.result import Measured, Point, of_content, read
 from ibaml.paper.complexity.sweep import IMPLICIT_OF, Sweep, label
-from ibaml.paper.folder import Numbers, Parts
 from ibaml.paper.study import Findings, Progress, Study
+from ibaml.parts import Numbers, Parts
 
 UNITS = {"time": "ms", "memory": "mb"}
 _STRAIGHT = 0.98  # growth is called linear if the R² of a line is at least this

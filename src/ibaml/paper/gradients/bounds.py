@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ibaml.paper.folder import Numbers, Parts
 from ibaml.paper.gradients.bounds_picture import draw
 from ibaml.paper.gradients.linear import SCANNED
 from ibaml.paper.gradients.terms import PROBLEMS, SOLVED, Problem, Settings, cell
 from ibaml.paper.study import Findings, Progress, Study
+from ibaml.parts import Numbers, Parts
 
 QUICK = Settings(
     seeds=2,

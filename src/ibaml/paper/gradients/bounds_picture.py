@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ibaml.paper.folder import Numbers
+    from ibaml.parts import Numbers
 
 _AGAINST_K = {
     "explicit error": ("explicit error", INK, "o-"),

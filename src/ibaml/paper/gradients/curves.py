@@ -11,9 +11,9 @@ import numpy as np
 
 from ibaml.curvature import Curvature
 from ibaml.linalg import ConjugateGradient, Dense, LinearSolver
-from ibaml.paper.folder import Numbers
 from ibaml.paper.gradients.linear import LinearTest
 from ibaml.paper.gradients.rules import explicit_gradient, implicit_gradient, slope_at
+from ibaml.parts import Numbers
 
 EXPLICIT = "explicit"
 

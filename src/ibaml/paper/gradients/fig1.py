@@ -16,7 +16,6 @@ from typing import Any
 from ibaml.curvature import KINDS
 from ibaml.fields import require, setting
 from ibaml.linalg import Dense
-from ibaml.paper.folder import Numbers, Parts
 from ibaml.paper.gradients.curves import (
     EXPLICIT,
     Curves,
@@ -29,6 +28,7 @@ from ibaml.paper.gradients.fig1_findings import judged, numbers_of, seed_rows, s
 from ibaml.paper.gradients.fig1_picture import draw
 from ibaml.paper.gradients.linear import LinearTest
 from ibaml.paper.study import Findings, Progress, Study, rising
+from ibaml.parts import Numbers, Parts
 from ibaml.tasks.synthetic import QUERY_INPUTS, SPECTRA, QueryInputs, Spectrum
 
 EXPECTATIONS = ("mc", "exact")

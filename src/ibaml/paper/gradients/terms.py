@@ -23,11 +23,11 @@ from ibaml.energy import Gaussian, TaskEnergy, detached
 from ibaml.fields import require, setting
 from ibaml.gradient import Record, Unrolled
 from ibaml.linalg import ConjugateGradient, Dense, dense_matrix
-from ibaml.paper.folder import Numbers
 from ibaml.paper.gradients.linear import LinearTest
 from ibaml.paper.gradients.rules import PRIOR, implicit_gradient, slope_at, start_of
 from ibaml.paper.gradients.theorems import Constants, task_constants
 from ibaml.paper.study import rising
+from ibaml.parts import Numbers
 from ibaml.solve import Descent, GradientDescent, NaturalDescent, NewtonCG
 from ibaml.tasks import Sinusoids
 

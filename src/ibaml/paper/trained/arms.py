@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from ibaml.fields import require, setting
@@ -64,11 +63,6 @@ ARMS = {
 }
 USUAL = tuple(ARMS)[:11]
 OWN = "own"  # batch norm's statistics as learner.adapt takes them
-# settings that do not change a result, or belong to one machine
-_OF_THE_MACHINE = (
-    "root", "device", "threads", "execution", "micro_batch", "checkpoint_every", "keep",
-    "log_every", "tensorboard", "patience",
-)  # fmt: skip
 
 
 def _each_once(names: Sequence[str]) -> str | None:
@@ -205,17 +199,6 @@ def _everything(arm: Arm, study: Settings) -> dict[str, Any]:
     if arm.method == "imaml":
         given["lam"] = study.lam
     return given
-
-
-def identity(settings: RunSettings) -> dict[str, Any]:
-    """What identifies a training run on any machine: the settings without those of a machine, and
-    the data by name, not by path."""
-    identifying = dataclasses.asdict(settings)
-    for name in _OF_THE_MACHINE:
-        del identifying[name]
-    for name in ("data", "splits"):
-        identifying[name] = identifying[name] and Path(identifying[name]).name
-    return identifying
 
 
 def of_this_machine(settings: RunSettings, study: Settings) -> RunSettings:

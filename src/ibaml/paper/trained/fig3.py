@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from ibaml.evaluation import ClassScores
-from ibaml.paper.folder import Parts
 from ibaml.paper.study import Findings, Progress, Study
 from ibaml.paper.trained import table1
 from ibaml.paper.trained.arms import ARMS, Settings
 from ibaml.paper.trained.compared import Judged, claim, compared, has_learned, rows, scored, written
 from ibaml.paper.trained.fig3_picture import draw
 from ibaml.paper.trained.results import Result, results
+from ibaml.parts import Parts
 from ibaml.report import reliability_figure
 
 PAPERS = ("maml5", "abml5", "ibaml5", "ibaml10", "ibaml15")  # methods the paper has

@@ -15,14 +15,15 @@ from typing import Any
 
 from ibaml.assessment import Protocol, assess, open_test
 from ibaml.evaluation import ClassScores
+from ibaml.evaluation.packed import packed, unpacked
 from ibaml.machine import in_a_line, machine, pick_device, threads
-from ibaml.paper.folder import Numbers, Parts
 from ibaml.paper.study import Progress
-from ibaml.paper.trained.arms import ARMS, OWN, Settings, identity, of_this_machine, run_settings
+from ibaml.paper.trained.arms import ARMS, OWN, Settings, of_this_machine, run_settings
 from ibaml.paper.trained.inside import look_inside
-from ibaml.paper.trained.packed import packed, unpacked
+from ibaml.parts import Numbers, Parts
 from ibaml.training import Run, RunError, Step, open_run, resume, train
 from ibaml.training.faults import Diverged
+from ibaml.training.identity import identity
 from ibaml.training.start import load_run
 from ibaml.training.watch import read_log
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 
 from ibaml.evaluation import ClassScores
-from ibaml.paper.folder import Parts
 from ibaml.paper.study import Findings, Progress, Study
 from ibaml.paper.trained.arms import Settings
 from ibaml.paper.trained.compared import PAPER, Judged, claim, compared, rows, scored, written
 from ibaml.paper.trained.results import Result, results
 from ibaml.paper.trained.table1_picture import draw
+from ibaml.parts import Parts
 
 # value and half of the 95 % interval, as printed
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {

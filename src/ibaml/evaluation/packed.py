@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ibaml.evaluation import ClassScores
+from ibaml.evaluation.scores import ClassScores
 
 _FIELDS = {"nll": "<f4", "confidence": "<f4", "correct": "<u1", "brier": "<f4"}
 
