@@ -35,4 +35,5 @@ if accelerator.is_main_process:
     nll = learner.adapt_all(new).nll(new.query_x, new.query_y).mean()
     print(f"{all_of_us} processes, weights equal: {bool((same[0] == same[-1]).all())}")
     print(f"new sinusoids: {nll:.2f} nats a point")
+accelerator.wait_for_everyone()  # nobody leaves before the others have ended
 accelerator.end_training()

@@ -35,3 +35,4 @@ if fabric.is_global_zero:
     nll = learner.adapt_all(new).nll(new.query_x, new.query_y).mean()
     print(f"{fabric.world_size} processes, weights equal: {bool((same[0] == same[1]).all())}")
     print(f"new sinusoids: {nll:.2f} nats a point")
+fabric.barrier()  # nobody leaves before the others have ended

@@ -30,4 +30,5 @@ if me == 0:
     new = tasks.batch(seed=1, keys=range(50), support=5, query=50)
     nll = learner.adapt_all(new).nll(new.query_x, new.query_y).mean()
     print(f"{all_of_us} processes; new sinusoids: {nll:.2f} nats a point")
+dist.barrier()  # nobody leaves before the others have ended
 dist.destroy_process_group()
