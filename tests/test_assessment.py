@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from commands import invoke, refused
 from ibaml.assessment import Protocol, assess, assess_learner, differences, open_test
-from ibaml.cli import app
 from ibaml.evaluation.at_once import fitting, tasks_at_once
 from ibaml.evaluation.predict import score_tasks
 from ibaml.training import load, open_run, resolve, train
@@ -47,22 +46,6 @@ def runs(tmp_path_factory) -> Path:
     }.items():
         train(settings, root / name)
     return root
-
-
-def invoke(*arguments: str | Path) -> str:
-    """The output of a command that succeeds."""
-    done = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.output
-
-
-def refused(*arguments: str | Path) -> str:
-    """The sentence of a command that fails, on one line."""
-    done = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert done.exit_code == 1, done.output
-    assert isinstance(done.exception, SystemExit), f"a traceback: {done.exception!r}"
-    assert done.output.strip().startswith("Error: ")
-    return " ".join(done.output.split())
 
 
 def contents(folder: Path) -> dict[str, bytes]:

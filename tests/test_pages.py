@@ -13,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from commands import invoke, refused
 from ibaml.answers import Classifier
 from ibaml.assessment import Protocol, assess, differences, read_assessment
 from ibaml.cli import app
@@ -54,19 +55,6 @@ def judged(root, vectors) -> Path:
     shutil.copytree(vectors, run)
     invoke("evaluate", run, *FEW)
     return run
-
-
-def invoke(*arguments: str | Path) -> str:
-    done = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.output
-
-
-def refused(*arguments: str | Path) -> str:
-    done = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert done.exit_code == 1, done.output
-    assert done.output.strip().startswith("Error: ")
-    return " ".join(done.output.split())
 
 
 def words(page) -> str:

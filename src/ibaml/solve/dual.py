@@ -30,7 +30,8 @@ class DualNewton:
     """Newton's method in the dual, for `FullGaussian`; `ClassMeans` needs no steps.
 
     Args:
-        steps: at most this many (regression with Gaussian noise needs none).
+        steps: at most this many (regression with Gaussian noise needs none; an accelerator takes
+            12 at most for labels).
         tol: done when no output of an example would move by more; None is 1e-9 in float64 and
             1e-4 in float32.
     """
